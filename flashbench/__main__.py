@@ -1,0 +1,4 @@
+from flashbench.cli.main import run
+
+if __name__ == "__main__":
+    run()

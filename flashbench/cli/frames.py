@@ -1,0 +1,67 @@
+"""From runs on disk to the frame that tables and plots are drawn from; shared by the commands that read results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashbench.errors import StoreError
+from flashbench.hardware import catalogue, ceilings
+from flashbench.hardware.ceilings import Ceiling
+from flashbench.model.schedule import Schedule
+from flashbench.providers.table import PROVIDERS
+from flashbench.records import Device, from_plain
+from flashbench.store.read import Run, load_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def derived(paths: Sequence[Path], reference: str | None) -> pd.DataFrame:
+    """One row per case of the runs at `paths`, with every metric."""
+    import pandas as pd
+
+    return pd.concat([_derive(load(path), reference) for path in paths], ignore_index=True)
+
+
+def load(path: Path) -> Run:
+    """The run at `path`; what is damaged in it is told on stderr."""
+    run = load_run(path)
+    for note in run.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return run
+
+
+def _derive(run: Run, reference: str | None) -> pd.DataFrame:
+    from flashbench.analysis.metrics import derive, summarise
+    from flashbench.store.frame import frame
+
+    device = from_plain(Device, run.header["device"])
+    spec = catalogue.match(device)
+    return derive(
+        summarise(frame(run)),
+        device,
+        spec,
+        own_ceilings(run),
+        models=models(run),
+        reference=reference,
+    )
+
+
+def models(run: Run) -> Mapping[str, tuple[str, Schedule]]:
+    """Algorithm and schedule of each provider: today's table first, so that a corrected model reaches old runs."""
+    recorded = {name: (algorithm, Schedule()) for name, algorithm in run.header.get("algorithms", {}).items()}
+    return recorded | {name: (provider.algorithm, provider.schedule) for name, provider in PROVIDERS.items()}
+
+
+def own_ceilings(run: Run) -> tuple[Ceiling, ...]:
+    """The run's own device: data sheet where the catalogue knows it, and what was measured on it."""
+    device = from_plain(Device, run.header["device"])
+    spec = catalogue.match(device)
+    known = ceilings.spec_ceilings(spec) if spec is not None else ()
+    try:
+        return (*known, *ceilings.load(run.path.parent / "ceilings.json")[1])
+    except StoreError:
+        return known

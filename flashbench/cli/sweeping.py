@@ -1,0 +1,247 @@
+"""What `sweep` does once its options are parsed: plan, ceilings, run with progress, summary and exit code."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashbench.errors import UsageError
+from flashbench.providers.spec import Provider
+from flashbench.records import FAILED_STATUSES, Case, Device, Row, from_plain, to_plain
+from flashbench.run.plan import Plan, estimate, make_plan
+
+if TYPE_CHECKING:
+    from flashbench.config.schema import Config
+    from flashbench.store.run import RunWriter
+
+CEILING_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """A sweep that has been read and planned, and has touched nothing yet."""
+
+    config: Config
+    plan: Plan
+    providers: Mapping[str, Provider]
+    notes: tuple[str, ...]
+    run: Path | None = None
+    """The run to resume, or None for a new one."""
+    done: frozenset[tuple[str, int]] = frozenset()
+    """Keys and rounds that the run to resume has."""
+
+
+def requested(path: Path | None, options: Mapping[str, str]) -> Request:
+    """A sweep from a file, or the machine's default, and the command line's options."""
+    from flashbench.config.load import load
+
+    if path is not None:
+        config = load(path, options)
+        return _request(config, _device(config))
+    device = _find(options.get("device", "auto"))
+    return _request(load(None, options, kind=device.kind), device)
+
+
+def reproduced(key: str, options: Mapping[str, str]) -> Request:
+    """One case alone."""
+    from flashbench.config.load import load
+
+    case = Case.from_key(key)
+    device = _find(options.get("device", "auto"))
+    config = load(None, {**options, "provider": case.provider}, kind=device.kind)
+    return _planned(config.model_copy(update={"name": "repro"}), device, (case,), ())
+
+
+def resumed(path: Path) -> Request:
+    """What is missing of an earlier run, with the configuration that the run carries."""
+    from flashbench.config.schema import Config
+    from flashbench.store.read import done, load_run
+
+    run = load_run(path)
+    config = Config.model_validate(run.header["config"])
+    recorded = from_plain(Device, run.header["device"])
+    device = _find(recorded.uuid or recorded.kind)
+    if (device.kind, device.name) != (recorded.kind, recorded.name):
+        raise UsageError(
+            f"--resume: the run was measured on {recorded.name}, this machine has {device.name}; start a new run"
+        )
+    request = _planned(config, device, tuple(Case.from_key(key) for key in run.header["cases"]), ())
+    return replace(request, run=run.path, done=frozenset(done(run)))
+
+
+def _find(wanted: str) -> Device:
+    from flashbench.run.devices import find_device
+
+    return find_device(wanted)
+
+
+def _device(config: Config) -> Device:
+    return _find(config.device)
+
+
+def _request(config: Config, device: Device) -> Request:
+    from flashbench.config.axes import expand
+    from flashbench.providers.table import known_names
+
+    expansion = expand(config, known_names())
+    return _planned(config, device, expansion.cases, expansion.notes)
+
+
+def _planned(config: Config, device: Device, cases: Sequence[Case], notes: tuple[str, ...]) -> Request:
+    from flashbench.providers.table import get
+
+    if not cases:
+        raise UsageError("the configuration names no case at all; see its providers, problems and exclude")
+    providers = {name: get(name) for name in dict.fromkeys(case.provider for case in cases)}
+    plan = make_plan(cases, providers, device, config.measure.rounds or 1, config.measure.seed)
+    return Request(config, plan, providers, notes)
+
+
+def print_plan(request: Request) -> None:
+    """`--dry-run`: the cases, what cannot run and why, and what it will cost."""
+    from rich.console import Console
+
+    plan = request.plan
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(f"{len(plan.cases)} cases on {plan.device.name}, {plan.rounds} round(s):")
+    for case in plan.cases:
+        out.print(f"  {case.key}")
+    for status in ("unsupported", "oom"):
+        skips = [s for s in plan.skips if s.status == status]
+        if skips:
+            out.print(f"{len(skips)} {status}:")
+        for skip in skips:
+            out.print(f"  {skip.case.key}: {skip.reason}", style="dim")
+    rule = _rule(request.config, plan.device)
+    cost = estimate(plan, request.providers, rule["max_seconds"], rule["warmup_seconds"])
+    out.print(
+        f"about {_minutes(cost.seconds)} (at most {_minutes(cost.longest_seconds)}); "
+        f"the largest case needs {cost.memory_bytes / 2**30:.2f} GiB of {plan.device.memory_bytes / 2**30:.0f} GiB"
+    )
+    for note in request.notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def execute(request: Request, root: Path, check_only: bool) -> int:
+    """Run the plan and return the exit code: 0, or 4 when a row is incorrect, invalid, crashed, timed out or in error."""
+    from flashbench.cli.progress import Display
+    from flashbench.run.lock import device_lock
+    from flashbench.run.runner import run_plan
+    from flashbench.run.signals import stop_on_signals
+
+    settings = _settings(request, check_only)
+    for note in request.notes:
+        print(f"note: {note}", file=sys.stderr)
+    with stop_on_signals(), device_lock(request.plan.device), _open(request, root, settings, check_only) as writer:
+        total = (len(request.plan.cases) + len(request.plan.skips)) * request.plan.rounds - len(request.done)
+        rows: list[tuple[Row, tuple[float, ...]]] = []
+        with Display(total, writer.path) as display:
+            for step in run_plan(request.plan, writer, settings, request.config.measure.timeout_seconds, request.done):
+                display.show(step)
+                if step.row is not None:
+                    rows.append((step.row, step.samples_ms))
+    return _summary(rows, writer.path)
+
+
+WARMUP_SECONDS = {"cpu": 0.1, "cuda": 0.3}
+"""Shortest warm-up where the configuration leaves it open; it goes on until the time is steady (measure/sampling.py)."""
+
+
+def _rule(config: Config, device: Device) -> dict[str, Any]:
+    """How every case is sampled; what the configuration leaves open depends on the device."""
+    measure = config.measure
+    return {
+        "l2": measure.l2 or ("warm" if device.kind == "cpu" else "cold"),
+        "regime": measure.regime,
+        "min_samples": measure.min_samples,
+        "confidence_width": measure.confidence_width,
+        "max_seconds": measure.max_seconds,
+        "warmup_seconds": WARMUP_SECONDS[device.kind] if measure.warmup_ms is None else measure.warmup_ms / 1e3,
+    }
+
+
+def _settings(request: Request, check_only: bool) -> dict[str, Any]:
+    measure = request.config.measure
+    rule = _rule(request.config, request.plan.device)
+    return {"rule": rule, "seed": measure.seed, "check_only": check_only, "energy": measure.energy}
+
+
+def _open(request: Request, root: Path, settings: dict[str, Any], check_only: bool) -> RunWriter:
+    from flashbench.hardware.catalogue import device_id
+    from flashbench.store.run import RunWriter
+
+    if request.run is not None:
+        writer = RunWriter.resume(request.run)
+        for note in writer.notes:
+            print(f"note: {note}", file=sys.stderr)
+        return writer
+    device = request.plan.device
+    header = {
+        "command": shlex.join(["flashbench", *sys.argv[1:]]),
+        "device": to_plain(device),
+        "config": request.config.resolved(),
+        "cases": [c.key for c in (*request.plan.cases, *(s.case for s in request.plan.skips))],
+        "algorithms": {name: provider.algorithm for name, provider in request.providers.items()},
+    }
+    writer = RunWriter.create(root, device_id(device), request.config.name, header)
+    if not check_only and not device.triton_interpreter:
+        _ensure_ceilings(device, root / device_id(device), settings)
+    return writer
+
+
+def _ensure_ceilings(device: Device, folder: Path, settings: dict[str, Any]) -> None:
+    """Measure the device's ceilings once and keep them beside its runs; later runs find them there."""
+    from flashbench.hardware.ceilings import Ceiling, save
+    from flashbench.run.runner import measure_ceilings
+
+    path = folder / "ceilings.json"
+    if path.exists():
+        return
+    print(f"measuring this device's ceilings once, for {path}", file=sys.stderr)
+    found = measure_ceilings(device, settings, CEILING_SECONDS, lambda _stage: None)
+    save(path, device, [from_plain(Ceiling, {"dtype": None, **c}) for c in found])
+
+
+def _summary(rows: list[tuple[Row, tuple[float, ...]]], path: Path) -> int:
+    """The rows just measured as a table on stdout, the counts and the next step on stderr."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from flashbench.analysis.statistics import median
+    from flashbench.model.flops import useful_flops
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("provider", "problem"):
+        table.add_column(title, no_wrap=True)
+    for title in ("time ms", "TFLOP/s", "peak MiB", "error"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("status", overflow="fold")
+    for row, samples in rows:
+        time_ms = median(samples) if row.status == "ok" else None
+        tflops = useful_flops(row.case.problem) / time_ms / 1e9 if time_ms else None
+        memory = (row.memory.peak_bytes - row.memory.before_bytes) / 2**20 if row.memory else None
+        error = row.check.error_norm if row.check else None
+        status = row.status if row.reason is None else f"{row.status}: {row.reason}"
+        table.add_row(
+            row.case.provider,
+            row.case.problem.label,
+            "-" if time_ms is None else f"{time_ms:.4g}",
+            "-" if tflops is None else f"{tflops:.3g}",
+            "-" if memory is None else f"{memory:.1f}",
+            "-" if error is None else f"{error:.1e}",
+            status,
+        )
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    counts = Counter(row.status for row, _ in rows)
+    told = ", ".join(f"{n} {status}" for status, n in counts.most_common()) or "nothing was left to do"
+    print(f"{told}\n{path}\nnext: flashbench show {path}  ·  flashbench roofline {path}", file=sys.stderr)
+    return 4 if any(row.status in FAILED_STATUSES for row, _ in rows) else 0

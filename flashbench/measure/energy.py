@@ -1,0 +1,52 @@
+"""Energy of one call, in an opt-in pass of its own: back to back for two seconds, counter difference, idle power subtracted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flashbench.measure.telemetry import Nvml
+from flashbench.records import Device
+
+RUN_SECONDS = 2.0
+IDLE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    joules_per_call: float | None
+    idle_w: float | None
+    warnings: tuple[str, ...] = ()
+
+
+def measure_energy(call: Callable[[], object], device: Device, nvml: Nvml) -> Energy:
+    """Joules per call above idle; None with a warning where the device has no energy counter."""
+    if device.kind == "cpu" or nvml.energy_mj() is None:
+        return Energy(None, None, ("no energy counter can be read here",))
+    torch.cuda.synchronize()
+    idle_w = _idle_power_w(nvml)
+    started, before = time.perf_counter(), nvml.energy_mj()
+    calls = 0
+    while time.perf_counter() - started < RUN_SECONDS:
+        for _ in range(10):
+            call()
+        calls += 10
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    after = nvml.energy_mj()
+    if before is None or after is None:
+        return Energy(None, idle_w, ("the energy counter stopped answering",))
+    joules = (after - before) / 1e3 - idle_w * seconds
+    return Energy(joules / calls, idle_w, (f"energy is above an idle power of {idle_w:.0f} W",))
+
+
+def _idle_power_w(nvml: Nvml) -> float:
+    time.sleep(IDLE_SECONDS)
+    started, before = time.perf_counter(), nvml.energy_mj()
+    time.sleep(IDLE_SECONDS)
+    after = nvml.energy_mj()
+    seconds = time.perf_counter() - started
+    return ((after or 0) - (before or 0)) / 1e3 / seconds

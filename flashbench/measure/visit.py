@@ -1,0 +1,203 @@
+"""One visit of one case: bind, first call, check, memory, time. Whatever happens, it ends as a row."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from flashbench.measure.check import Outcome, check_results
+from flashbench.measure.energy import measure_energy
+from flashbench.measure.limits import beyond_physics
+from flashbench.measure.memory import measure_memory, release
+from flashbench.measure.reference import Reference, make_reference
+from flashbench.measure.sampling import Rule, Samples
+from flashbench.measure.telemetry import Nvml, Watch
+from flashbench.measure.timer import time_call
+from flashbench.measure.workload import Inputs, Operation, make_inputs, make_operation, matmul_precision, same_inputs
+from flashbench.providers.spec import Bound, Provider, Unsupported
+from flashbench.records import Case, Device, Problem, Row, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What holds for every case of a run."""
+
+    rule: Rule
+    seed: int = 0
+    check_only: bool = False
+    energy: bool = False
+
+
+@dataclass
+class Session:
+    """A worker's state between cases: the device, its telemetry, and the last problem's inputs and reference."""
+
+    device: Device
+    settings: Settings
+    nvml: Nvml
+    announce: Callable[[str], None] = lambda _stage: None
+    _problem: Problem | None = None
+    _inputs: Inputs | None = None
+    _reference: Reference | None = None
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device.kind, self.device.index)
+
+    def prepare(self, problem: Problem) -> tuple[Inputs, Reference]:
+        """Inputs and reference of a problem, computed once and shared by its providers."""
+        if self._problem != problem or self._inputs is None or self._reference is None:
+            self.forget()
+            self.announce("reference")
+            inputs = make_inputs(problem, self.settings.seed, self.torch_device)
+            self._reference = make_reference(problem, inputs, self.device)
+            self._inputs, self._problem = inputs, problem
+        return self._inputs, self._reference
+
+    def forget(self) -> None:
+        self._problem = self._inputs = self._reference = None
+        release()
+
+
+@dataclass
+class _Draft:
+    """A row while it is being made."""
+
+    case: Case
+    round: int
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    begun: float = field(default_factory=time.perf_counter)
+    fields: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def finish(self, status: str, reason: str | None = None) -> Row:
+        return Row(
+            self.case,
+            self.round,
+            status,  # type: ignore[arg-type]
+            reason,
+            tuple(self.warnings),
+            self.started,
+            round(time.perf_counter() - self.begun, 3),
+            **self.fields,
+        )
+
+
+def visit(case: Case, provider: Provider, round_index: int, session: Session) -> tuple[Row, list[float]]:
+    """Measure `case`. Returns its row and its samples in milliseconds (none unless the status is ok)."""
+    draft = _Draft(case, round_index)
+    try:
+        with matmul_precision(case.problem.dtype):
+            return _measure(draft, provider, session)
+    except Unsupported as reason:
+        return draft.finish("unsupported", str(reason)), []
+    except Exception as error:
+        status, reason_text = classify(error)
+        if status in ("oom", "error"):
+            session.forget()
+        return draft.finish(status, reason_text), []
+
+
+def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, list[float]]:
+    problem, device, settings = draft.case.problem, session.device, session.settings
+    inputs, reference = session.prepare(problem)
+    session.announce("first call")
+    bound = provider.bind(problem, device)
+    if bound.backend is not None:
+        draft.fields["backend"] = bound.backend(inputs.q, inputs.k, inputs.v)
+    began = time.perf_counter()
+    operation = make_operation(problem, bound, inputs)
+    operation.run()
+    _synchronize(device)
+    draft.fields["first_call_ms"] = round((time.perf_counter() - began) * 1e3, 3)
+
+    session.announce("check")
+    outcome = _check(problem, reference, operation, inputs, session)
+    draft.fields["check"] = outcome.check
+    draft.warnings += outcome.warnings
+    _record_launch(draft, bound)
+    if outcome.problem:
+        session.forget()  # the provider may have written to the inputs
+        return draft.finish("incorrect", outcome.problem), []
+    if settings.check_only or device.triton_interpreter:
+        return draft.finish("checked"), []
+
+    session.announce("memory")
+    draft.fields["memory"] = measure_memory(operation.run, device)
+    session.announce("time")
+    watch = Watch(session.nvml)
+    samples = time_call(operation.run, settings.rule, device, watch.observe)
+    draft.fields["state"] = watch.state()
+    draft.fields["timing"] = _timing(samples, settings.rule)
+    draft.warnings += samples.warnings
+    if not samples.values_ms:
+        return draft.finish("invalid", "no time could be read: no sample counted"), []
+    if not samples.converged:
+        draft.warnings.append("the median's interval did not close within the budget")
+    impossible = beyond_physics(draft.case, samples.values_ms, device)
+    if impossible:
+        return draft.finish("invalid", impossible), samples.values_ms
+    if settings.energy:
+        session.announce("energy")
+        energy = measure_energy(operation.run, device, session.nvml)
+        draft.fields["energy_j"] = energy.joules_per_call
+        draft.warnings += energy.warnings
+    return draft.finish("ok"), samples.values_ms
+
+
+def _check(problem: Problem, reference: Reference, operation: Operation, inputs: Inputs, session: Session) -> Outcome:
+    for true in reference.true.values():
+        _poison(true.numel(), inputs.q.dtype, session.torch_device)
+    results = operation.results()
+    again = operation.results()
+    _synchronize(session.device)
+    outcome = check_results(problem, reference, results, again)
+    if outcome.problem is None and not same_inputs(problem, session.settings.seed, inputs):
+        return Outcome(outcome.check, "the provider changed its inputs", outcome.warnings)
+    return outcome
+
+
+def _poison(elements: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Leave NaN in the block that the allocator hands out next, so that an output that is not written shows."""
+    torch.full((elements,), float("nan"), dtype=dtype, device=device)
+
+
+def _timing(samples: Samples, rule: Rule) -> Timing:
+    return Timing(
+        method=samples.method,
+        l2=rule.l2,
+        regime=rule.regime,
+        sample_count=len(samples.values_ms),
+        warmup_ms=round(samples.warmup_ms, 1),
+        discarded=samples.discarded,
+        duty_cycle=round(samples.duty_cycle, 3),
+        converged=samples.converged,
+    )
+
+
+def _record_launch(draft: _Draft, bound: Bound) -> None:
+    if bound.launch is not None:
+        draft.fields["launch"] = bound.launch()
+
+
+def _synchronize(device: Device) -> None:
+    if device.kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def classify(error: Exception) -> tuple[str, str]:
+    """The status and the reason in words of what a provider raised."""
+    message = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    name = type(error).__name__
+    if name == "OutOfResources":  # Triton: more shared memory or registers than the device has
+        return "unsupported", f"the kernel does not fit this device: {message}"
+    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in message or "can't allocate memory" in message:
+        return "oom", f"ran out of memory: {message[:200]}"
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return "error", f"{name}: {message[:300]} (in {where.name}, line {where.lineno})"

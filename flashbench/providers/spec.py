@@ -1,0 +1,73 @@
+"""What a provider is: a spec that costs no torch import, and what its loading half hands to the worker."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flashbench.model.schedule import Schedule
+from flashbench.records import Device, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Unsupported(Exception):
+    """Raised by a loading half, or by a first call, when only the library itself could say that it has no kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A provider ready to run one problem on one device.
+
+    `call` takes q (batch, heads_q, seq_q, head_dim), k (batch, heads_kv, seq_kv, head_dim) and v (batch, heads_kv, seq_kv,
+    head_dim_v) and returns (batch, heads_q, seq_q, head_dim_v) in the inputs' dtype. Backward runs through autograd.
+    """
+
+    call: Callable[[Tensor, Tensor, Tensor], Tensor]
+    backend: Callable[[Tensor, Tensor, Tensor], str | None] | None = None
+    """Names the implementation that these inputs really get, where the library chooses."""
+    launch: Callable[[], dict[str, Any] | None] | None = None
+    """Block shape, warps, registers and the like of the last call, for the project's own kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """An attention implementation. Everything here is plain data and arithmetic over a Device record."""
+
+    name: str
+    family: str
+    algorithm: str
+    """Which model counts its bytes and memory: see model/traffic.py."""
+    summary: str
+    unsupported: Callable[[Problem, Device], str | None]
+    """The reason why it cannot run a problem on a device, or None."""
+    loader: str
+    """`module:function` of the loading half: (problem, device) -> Bound; with a `source`, (problem, device, source) -> Bound."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """What the models need to know of it beyond the algorithm: tiles, extra passes over the scores, copies of K and V."""
+    source: str | None = None
+    """Where a provider of the user's own comes from: `file.py:function`, or `module:function` of an entry point."""
+
+    def bind(self, problem: Problem, device: Device) -> Bound:
+        """Import the implementation (worker only) and bind it to a problem."""
+        module, _, name = self.loader.partition(":")
+        load = getattr(importlib.import_module(module), name)
+        bound: Bound = load(problem, device) if self.source is None else load(problem, device, self.source)
+        return bound
+
+
+def no_kernel_for_dtype(problem: Problem, device: Device) -> str | None:
+    """Reasons that hold for every implementation that works on ordinary PyTorch tensors."""
+    if problem.page_size is not None:
+        return "a paged cache is not supported by this provider"
+    if problem.dtype == "fp8":
+        return "fp8 is not supported by this provider"
+    if device.kind == "cpu" and problem.dtype == "tf32":
+        return "tf32 products exist on GPUs only"
+    capability = device.capability
+    if capability is not None and problem.dtype in ("bf16", "tf32") and capability < (8, 0):
+        return f"{problem.dtype} needs sm_80 or newer; this GPU is sm_{capability[0]}{capability[1]}"
+    return None

@@ -1,0 +1,138 @@
+"""The parent: sends the plan's cases to worker processes, survives what they do, and stores every row as it finishes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from flashbench.records import Case, Device, Row, from_plain, to_plain
+from flashbench.run.plan import Plan
+from flashbench.run.process import WorkerGone, WorkerProcess, WorkerSilent
+from flashbench.store.run import RunWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What just happened, for whoever draws it: a case began, entered a stage, or ended as a row."""
+
+    case: Case
+    round: int
+    stage: str | None = None
+    row: Row | None = None
+    samples_ms: tuple[float, ...] = ()
+
+
+def run_plan(
+    plan: Plan, writer: RunWriter, settings: dict[str, Any], timeout_seconds: float, done: Collection[tuple[str, int]]
+) -> Iterator[Progress]:
+    """Visit every case in every round, except those in `done`, and yield progress. Each finished row is on disk when it is yielded."""
+    for round_index in range(plan.rounds):
+        for skip in plan.skips:
+            if (skip.case.key, round_index) not in done:
+                row = skip.row(round_index)
+                writer.append(row, ())
+                yield Progress(skip.case, round_index, row=row)
+        wanted = [case for case in plan.order(round_index) if (case.key, round_index) not in done]
+        yield from _round(wanted, round_index, plan, writer, settings, timeout_seconds)
+
+
+def _round(
+    cases: list[Case], round_index: int, plan: Plan, writer: RunWriter, settings: dict[str, Any], timeout_seconds: float
+) -> Iterator[Progress]:
+    """One round: one worker, and a new one after each crash."""
+    worker: WorkerProcess | None = None
+    restarts = 0
+    out_of_memory: list[Case] = []
+    try:
+        for case in cases:
+            implied = next((c for c in out_of_memory if _at_least(case, c)), None)
+            if implied is not None:
+                row = Row(case, round_index, "oom", f"implied: the smaller '{implied.key}' ran out of memory")
+                writer.append(row, ())
+                yield Progress(case, round_index, row=row)
+                continue
+            yield Progress(case, round_index, stage="start")
+            if worker is None:
+                worker = WorkerProcess(plan.device, settings)
+            last: Progress | None = None
+            for last in _visit(worker, case, round_index, timeout_seconds, restarts):
+                if last.row is not None:
+                    writer.append(last.row, last.samples_ms)
+                yield last
+            ended = last.row.status if last is not None and last.row is not None else None
+            if ended == "oom":
+                out_of_memory.append(case)
+            if ended in ("crashed", "timeout"):
+                worker.stop()
+                worker = None
+                restarts += 1
+    finally:
+        if worker is not None:
+            worker.stop()
+
+
+def _visit(
+    worker: WorkerProcess, case: Case, round_index: int, timeout_seconds: float, restarts: int
+) -> Iterator[Progress]:
+    started, begun = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    stage = "start"
+
+    def lost(status: str, reason: str) -> Progress:
+        seconds = round(time.monotonic() - begun, 3)
+        row = Row(case, round_index, status, reason, started=started, seconds=seconds)  # type: ignore[arg-type]
+        return Progress(case, round_index, row=row)
+
+    try:
+        worker.send({"type": "case", "case": to_plain(case), "round": round_index})
+        while True:
+            message = worker.receive(max(0.0, begun + timeout_seconds - time.monotonic()))
+            if message["type"] == "stage":
+                stage = message["stage"]
+                yield Progress(case, round_index, stage=stage)
+                continue
+            row = from_plain(Row, message["row"])
+            if restarts:
+                row = _with_warning(row, f"round continued in a new worker after {restarts} crash(es)")
+            yield Progress(case, round_index, row=row, samples_ms=tuple(message["samples"]))
+            return
+    except WorkerSilent:
+        words = worker.last_stderr()
+        tail = f"; its last words: {words}" if words else ""
+        yield lost("timeout", f"no answer within {timeout_seconds:.0f} s, in stage '{stage}'{tail}")
+    except WorkerGone as how:
+        yield lost("crashed", f"in stage '{stage}' {how}")
+
+
+def _with_warning(row: Row, text: str) -> Row:
+
+    return replace(row, warnings=(*row.warnings, text))
+
+
+def _at_least(case: Case, smaller: Case) -> bool:
+    """Whether `case` is `smaller` with every size at least as large, so that it cannot fit where that one did not."""
+    a, b = case.problem, smaller.problem
+    same = case.provider == smaller.provider and (a.dtype, a.mask, a.mode) == (b.dtype, b.mask, b.mode)
+    return same and all(getattr(a, name) >= getattr(b, name) for name in _SIZES)
+
+
+_SIZES = ("batch", "heads_q", "heads_kv", "seq_q", "seq_kv", "head_dim", "head_dim_v")
+
+
+def measure_ceilings(
+    device: Device, settings: dict[str, Any], seconds: float, stage: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Ceilings of a device, measured in a worker of their own, as plain data."""
+    worker = WorkerProcess(device, settings)
+    try:
+        worker.send({"type": "ceilings"})
+        while True:
+            message = worker.receive(seconds)
+            if message["type"] == "ceilings":
+                found: list[dict[str, Any]] = message["ceilings"]
+                return found
+            stage(message["stage"])
+    finally:
+        worker.stop()

@@ -1,0 +1,128 @@
+"""The child process: one device, one round. It alone imports torch, and a crash of its CUDA context takes one case with it.
+
+It reads one JSON message a line on stdin and answers on stdout; everything that libraries print goes to stderr. When stdin
+closes, because the parent is done or was killed, it ends at once.
+
+    python -m flashbench.run.worker --describe auto      prints the Device record of a device as JSON, and ends
+    python -m flashbench.run.worker                      serves messages
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any, TextIO
+
+STICKY_EXIT = 70
+"""Exit code after an error that left the device unusable; the row has been sent."""
+
+
+def main(arguments: list[str]) -> int:
+    answers = _claim_stdout()
+    if arguments[:1] == ["--describe"]:
+        _describe(arguments[1], answers)
+        return 0
+    return _serve(answers)
+
+
+def _claim_stdout() -> TextIO:
+    """Keep the real stdout for messages, and point file descriptor 1 at stderr for everybody else."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message, allow_nan=False) + "\n")
+    answers.flush()
+
+
+def _describe(wanted: str, answers: TextIO) -> None:
+    from flashbench.errors import FlashbenchError
+    from flashbench.measure.device import describe
+    from flashbench.records import to_plain
+
+    try:
+        _say(answers, {"device": to_plain(describe(wanted))})
+    except FlashbenchError as error:
+        _say(answers, {"error": str(error)})
+
+
+def _serve(answers: TextIO) -> int:
+    messages = _listen()
+    start = messages.get()
+    session = _open_session(start, answers)
+    _say(answers, {"type": "ready"})
+    while True:
+        message = messages.get()
+        if message["type"] == "ceilings":
+            _measure_ceilings(session, answers)
+            continue
+        if not _visit(message, session, answers):
+            return STICKY_EXIT
+
+
+def _listen() -> queue.Queue[dict[str, Any]]:
+    """Messages from stdin, read by a thread of its own so that the end of the parent ends a running kernel's process too."""
+    messages: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            messages.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return messages
+
+
+def _open_session(start: dict[str, Any], answers: TextIO) -> Any:
+    from flashbench.measure.device import use
+    from flashbench.measure.sampling import Rule
+    from flashbench.measure.telemetry import Nvml
+    from flashbench.measure.visit import Session, Settings
+    from flashbench.records import Device, from_plain
+
+    device = from_plain(Device, start["device"])
+    use(device)
+    settings = dict(start["settings"])
+    rule = Rule(**settings.pop("rule"))
+    return Session(
+        device,
+        Settings(rule=rule, **settings),
+        Nvml.open(device.uuid),
+        announce=lambda stage: _say(answers, {"type": "stage", "stage": stage}),
+    )
+
+
+def _visit(message: dict[str, Any], session: Any, answers: TextIO) -> bool:
+    """Measure one case and send its row. False when the device did not survive it."""
+    import dataclasses
+
+    from flashbench.measure.device import still_works
+    from flashbench.measure.visit import visit
+    from flashbench.providers.table import get
+    from flashbench.records import Case, from_plain, to_plain
+
+    case = from_plain(Case, message["case"])
+    row, samples_ms = visit(case, get(case.provider), message["round"], session)
+    alive = row.status in ("ok", "checked", "unsupported") or still_works(session.device)
+    if not alive:
+        row = dataclasses.replace(row, status="crashed", reason=f"left the device in error: {row.reason}")
+    _say(answers, {"type": "row", "row": to_plain(row), "samples": samples_ms})
+    return alive
+
+
+def _measure_ceilings(session: Any, answers: TextIO) -> None:
+    from flashbench.measure.ceilings import measure_ceilings
+    from flashbench.records import to_plain
+
+    session.forget()
+    ceilings = measure_ceilings(session.device, session.nvml, session.announce)
+    _say(answers, {"type": "ceilings", "ceilings": [to_plain(c) for c in ceilings]})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
