@@ -1,0 +1,365 @@
+"""The byte models: laws that must hold for any problem, and each algorithm's own count."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashbench.errors import UsageError
+from flashbench.model.flops import useful_flops
+from flashbench.model.interval import Cache, Traffic, streamed
+from flashbench.model.memory import footprint, inputs_bytes, oom_reason
+from flashbench.model.schedule import Schedule
+from flashbench.model.tensors import compulsory_bytes
+from flashbench.model.traffic import ALGORITHMS, arithmetic_intensity, traffic
+from flashbench.records import Device, Problem
+
+unhurried = settings(deadline=None)
+MB, GB = 1e6, 1e9
+H200 = {"l2_bytes": 62_914_560, "sm_count": 132}
+
+
+def problem(**changes):
+    return dataclasses.replace(Problem(2, 8, 8, 1024, 1024, 64, 64, "bf16"), **changes)
+
+
+def square(n, **changes):
+    return problem(seq_q=n, seq_kv=n, **changes)
+
+
+cases = st.sampled_from([(name, mode) for name, counts in ALGORITHMS.items() for mode in counts])
+devices = st.fixed_dictionaries(
+    {
+        "l2_bytes": st.sampled_from([None, 0, 100_000, 4_000_000, 62_914_560]),
+        "sm_count": st.sampled_from([None, 1, 7, 108]),
+    }
+)
+schedules = st.builds(
+    Schedule,
+    block_q=st.sampled_from([1, 16, 128]),
+    block_kv=st.sampled_from([1, 16, 128]),
+    blocks_per_sm=st.integers(1, 3),
+    accumulator_bytes=st.sampled_from([2, 4]),
+    two_pass_backward=st.booleans(),
+    writes_lse=st.booleans(),
+    expands_kv=st.booleans(),
+    passes=st.sampled_from([(), ("scale",), ("mask_fill",), ("scale", "mask_add", "dropout")]),
+    score_bytes=st.sampled_from([None, 4]),
+)
+
+
+@st.composite
+def problems(draw):
+    heads_kv = draw(st.sampled_from([1, 2]))
+    return Problem(
+        batch=draw(st.integers(1, 3)),
+        heads_q=heads_kv * draw(st.sampled_from([1, 2, 4])),
+        heads_kv=heads_kv,
+        seq_q=draw(st.integers(1, 600)),
+        seq_kv=draw(st.integers(1, 600)),
+        head_dim=draw(st.sampled_from([64, 192])),
+        head_dim_v=draw(st.sampled_from([64, 128])),
+        dtype=draw(st.sampled_from(["bf16", "fp32", "fp8"])),
+        mask=draw(st.sampled_from(["none", "causal", "window:1", "window:100"])),
+        page_size=draw(st.sampled_from([None, 16])),
+    )
+
+
+@unhurried
+@given(case=cases, p=problems(), device=devices, s=schedules)
+def test_the_estimate_lies_between_everything_once_and_no_reuse(case, p, device, s):
+    name, mode = case
+    t = traffic(name, dataclasses.replace(p, mode=mode), schedule=s, **device)
+    assert 0 < t.low <= t.estimate <= t.high
+
+
+@unhurried
+@given(case=cases, p=problems(), s=schedules, sm_count=st.sampled_from([None, 1, 108]))
+def test_a_larger_l2_never_moves_more(case, p, s, sm_count):
+    name, mode = case
+    p = dataclasses.replace(p, mode=mode)
+    estimates = [
+        traffic(name, p, l2_bytes=size, sm_count=sm_count, schedule=s).estimate
+        for size in (None, 0, 10**5, 10**6, 10**9)
+    ]
+    assert estimates == sorted(estimates, reverse=True)
+
+
+@unhurried
+@given(case=cases, p=problems(), device=devices, s=schedules, more=st.integers(1, 300))
+def test_a_longer_sequence_never_moves_less(case, p, device, s, more):
+    name, mode = case
+    p = dataclasses.replace(p, mode=mode, seq_kv=p.seq_q)
+    longer = dataclasses.replace(p, seq_q=p.seq_q + more, seq_kv=p.seq_q + more)
+    short, long = (traffic(name, q, schedule=s, **device) for q in (p, longer))
+    assert short.low <= long.low
+    assert short.estimate <= long.estimate
+    assert short.high <= long.high
+
+
+@unhurried
+@given(case=cases, p=problems(), device=devices, s=schedules)
+def test_twice_the_batch_never_moves_less(case, p, device, s):
+    name, mode = case
+    p = dataclasses.replace(p, mode=mode)
+    one, two = (traffic(name, q, schedule=s, **device) for q in (p, dataclasses.replace(p, batch=2 * p.batch)))
+    assert (one.low, one.estimate, one.high) <= (two.low, two.estimate, two.high)
+    assert one.estimate <= two.estimate
+
+
+@unhurried
+@given(case=cases, p=problems(), s=schedules)
+def test_a_device_without_l2_or_sms_still_has_a_count(case, p, s):
+    name, mode = case
+    assert traffic(name, dataclasses.replace(p, mode=mode), schedule=s).estimate > 0
+
+
+@unhurried
+@given(
+    count=st.integers(1, 12),
+    heads=st.integers(1, 3),
+    slots=st.integers(1, 40),
+    step=st.integers(1, 5),
+    width=st.integers(1, 40),
+)
+def test_a_wave_reads_the_union_of_its_blocks_rows(count, heads, slots, step, width):
+    total = count * step
+    blocks = [(max(0, (k + 1) * step - width), (k + 1) * step) for k in range(count)]
+    drawn = 0
+    for start in range(0, count * heads, slots):
+        wave = range(start, min(start + slots, count * heads))
+        drawn += len({row for b in wave for row in range(*blocks[b % count])})
+    gapless = all(blocks[k + 1][0] <= blocks[k][1] for k in range(count - 1))
+    assert not gapless or streamed(blocks, heads, slots) == drawn
+    assert streamed(blocks, heads, None) <= total
+
+
+def test_a_matrix_spills_whole_when_it_fills_the_l2_and_not_at_all_when_two_fit():
+    cache = Cache(l2_bytes=100)
+    assert [cache.handed_over(m) for m in (50, 80, 100, 1000)] == [0, 0.75, 1, 1]
+
+
+def test_causal_and_dense_square_problems_have_the_same_compulsory_bytes():
+    assert compulsory_bytes(square(4096, mask="causal")) == compulsory_bytes(square(4096))
+
+
+def test_keys_that_no_query_sees_are_not_compulsory():
+    p = problem(seq_q=1, seq_kv=4096, mask="window:128", mode="decode")
+    row = 2 * 8 * 64 * 2
+    assert compulsory_bytes(p) == 2 * row + 2 * 128 * row
+
+
+def test_grouped_keys_and_values_count_once_per_kv_head():
+    p = Problem(1, 32, 8, 1, 8192, 128, 128, "bf16", mode="decode")
+    assert compulsory_bytes(p) == 2 * 32 * 128 * 2 + 2 * 8 * 8192 * 128 * 2
+
+
+def test_a_provider_that_repeats_keys_and_values_moves_the_copies_too():
+    p = problem(heads_q=32, heads_kv=8)
+    copies = 2 * 2 * 32 * 1024 * 64 * 2
+    plain, repeated = (traffic("materialised", p, schedule=Schedule(expands_kv=e)) for e in (False, True))
+    assert repeated.estimate - plain.estimate == 2 * copies
+
+
+def test_each_extra_pass_reads_and_writes_the_scores_once():
+    p = square(4096, mask="causal")
+    scores = 2 * 8 * 4096**2 * 2
+    plain = traffic("materialised", p).estimate
+    assert traffic("materialised", p, schedule=Schedule(passes=("scale",))).estimate == plain + 2 * scores
+    filled = traffic("materialised", p, schedule=Schedule(passes=("mask_fill",))).estimate
+    assert filled == plain + 2 * scores + 4096**2
+
+
+def test_a_problem_without_a_mask_makes_no_mask_pass():
+    p = square(4096)
+    assert traffic("materialised", p, schedule=Schedule(passes=("mask_fill",))) == traffic("materialised", p)
+
+
+def test_scores_kept_in_fp32_move_twice_the_bytes():
+    p = square(4096)
+    scores = 2 * 8 * 4096**2 * 2
+    narrow, wide = (traffic("materialised", p, schedule=Schedule(score_bytes=b)).estimate for b in (None, 4))
+    assert wide - narrow == 4 * scores
+
+
+def test_short_scores_never_leave_the_l2():
+    p = square(512)  # 8 MB of scores
+    assert traffic("materialised", p, **H200).estimate == compulsory_bytes(p)
+
+
+def test_four_heads_of_8192_move_four_passes_on_an_h200_less_what_the_l2_keeps():
+    """Read by counters on an H200: 2,082 MB in four kernels that wrote or read 537 MB each, two of them for a separate scale."""
+    p = Problem(1, 4, 4, 8192, 8192, 64, 64, "fp16")
+    counted = (12 + 510 + 537 + 513 + 537 + 520 + 544 + 3) * MB
+    model = traffic("materialised", p, schedule=Schedule(passes=("scale",)), **H200)
+    assert model.estimate == pytest.approx(counted, rel=0.05)
+    assert model.low < counted < model.high
+
+
+def test_a_fused_kernel_reads_exactly_q_k_and_v():
+    """Read by counters on the same card: 12.6 MB."""
+    p = Problem(1, 4, 4, 8192, 8192, 64, 64, "fp16")
+    model = traffic("tiled-v2", p, **H200)
+    output_and_statistics = 4 * 8192 * (64 * 2 + 4)
+    assert model.estimate - output_and_statistics == pytest.approx(12.6 * MB, rel=0.005)
+
+
+def test_without_reuse_a_fused_kernel_moves_what_the_l2_was_seen_to_deliver():
+    """Read by counters on the same card: 548 MB of L2 traffic for a kernel with blocks of 128 queries."""
+    p = Problem(1, 4, 4, 8192, 8192, 64, 64, "fp16")
+    assert traffic("tiled-v2", p, **H200).high == pytest.approx(548 * MB, rel=0.02)
+
+
+def test_one_wave_reads_keys_and_values_once_however_many_query_blocks_it_has():
+    p = Problem(1, 1, 1, 16384, 16384, 128, 128, "bf16")  # 128 blocks on 132 SMs
+    t = traffic("tiled-v2", p, l2_bytes=0, sm_count=132)
+    assert t.estimate == t.low + 16384 * 4
+
+
+def test_a_second_wave_reads_keys_and_values_again_unless_the_l2_holds_them():
+    p = Problem(1, 1, 1, 32768, 32768, 128, 128, "bf16")  # 256 blocks, two waves; K and V are 16.8 MB
+    kv = 2 * 32768 * 128 * 2
+    without, small, large = (
+        traffic("tiled-v2", p, l2_bytes=size, sm_count=132).estimate for size in (0, kv // 4, 2 * kv)
+    )
+    assert without - large == kv
+    assert small - large == kv * 3 // 4
+
+
+def test_the_query_heads_of_a_group_share_a_wave():
+    grouped = Problem(1, 4, 1, 4096, 4096, 128, 128, "bf16")  # 4 x 32 blocks, one wave
+    t = traffic("tiled-v2", grouped, l2_bytes=0, sm_count=132)
+    assert t.estimate == compulsory_bytes(grouped) + 4 * 4096 * 4
+
+
+def test_the_first_flash_attention_reads_and_writes_o_for_every_key_block():
+    p = Problem(1, 1, 1, 1024, 1024, 64, 64, "fp16")
+    s = Schedule(block_kv=256, accumulator_bytes=2, writes_lse=False)
+    u = 1024 * 64 * 2
+    statistics = 3 * 2 * 1024 * 8
+    assert traffic("tiled-v1", p, schedule=s).estimate == (2 + 4 + 4 + 3) * u + statistics
+
+
+def test_larger_key_blocks_move_less_in_the_first_flash_attention():
+    p = square(4096)
+    moved = [traffic("tiled-v1", p, schedule=Schedule(block_kv=b)).estimate for b in (64, 128, 256, 512)]
+    assert moved == sorted(moved, reverse=True)
+
+
+def test_holding_the_queries_moves_less_than_holding_the_keys():
+    p = square(8192)
+    v1, v2 = (traffic(name, p, l2_bytes=0, sm_count=132).estimate for name in ("tiled-v1", "tiled-v2"))
+    assert v2 < v1 / 10
+
+
+def test_backward_reads_the_output_and_row_statistics_that_forward_left():
+    p = square(1024, mode="backward")
+    u, statistics = 2 * 8 * 1024 * 64 * 2, 2 * 8 * 1024 * 4
+    assert traffic("tiled-v2", p).low == 8 * u + statistics
+    assert traffic("materialised", p).low == 7 * u
+
+
+def test_an_fp32_accumulator_of_dq_is_zeroed_accumulated_and_converted():
+    p = square(1024, mode="backward")
+    u, dq, statistics = 2 * 8 * 1024 * 64 * 2, 2 * 8 * 1024 * 64 * 4, 2 * 8 * 1024 * 4
+    # without an L2 and in one wave: dO again and delta twice, then zero, read, write, convert
+    assert traffic("tiled-v2", p).estimate == 8 * u + statistics + (u + 2 * statistics) + 4 * dq
+
+
+def test_a_two_pass_backward_needs_no_accumulator():
+    p = square(1024, mode="backward")
+    s = Schedule(two_pass_backward=True)
+    one, two = footprint("tiled-v2", p), footprint("tiled-v2", p, s)
+    assert one.peak - two.peak == 2 * 8 * 1024 * 64 * 4
+
+
+def test_decoding_reads_the_whole_cache_once():
+    p = Problem(16, 32, 8, 1, 8192, 128, 128, "bf16", mode="decode", mask="causal")
+    t = traffic("decode", p, **H200)
+    assert t.low == pytest.approx(537 * MB, rel=0.001)
+    assert t.estimate == pytest.approx(t.low, rel=0.01)
+    assert t.high > 3.9 * t.low
+
+
+def test_a_paged_cache_adds_its_page_table_and_the_lengths():
+    p = Problem(4, 8, 8, 1, 1000, 64, 64, "bf16", mode="decode")
+    paged = dataclasses.replace(p, page_size=16)
+    assert traffic("decode", paged).low - traffic("decode", p).low == 4 * (63 + 1) * 4
+    assert inputs_bytes(paged) - inputs_bytes(p) == 4 * (63 + 1) * 4 + 4 * 8 * 8 * 2 * 64 * 2
+
+
+def test_splits_write_and_read_their_parts_of_the_output():
+    p = Problem(1, 1, 1, 1, 100_000, 128, 128, "bf16", mode="decode")
+    one, many = (traffic("decode", p, sm_count=n).estimate for n in (None, 132))
+    assert many - one == 2 * 132 * (128 * 4 + 4)
+
+
+def test_fp8_halves_the_inputs_keeps_a_bf16_output_and_adds_scales():
+    p = square(1024)
+    elements = 2 * 8 * 1024 * 64
+    assert compulsory_bytes(dataclasses.replace(p, dtype="fp8")) == 3 * elements + 2 * elements + 3 * 2 * 8 * 4
+
+
+def test_a_product_has_no_backward_pass():
+    with pytest.raises(UsageError, match="no backward pass"):
+        traffic("gemm-qk", problem(mode="backward"))
+
+
+def test_an_unknown_algorithm_names_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'tiled-v2'"):
+        traffic("tiled-2", problem())
+
+
+def test_an_unknown_pass_names_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'mask_fill'"):
+        Schedule(passes=("maskfill",))
+
+
+def test_the_most_traffic_gives_the_lowest_intensity():
+    found = arithmetic_intensity(1000, Traffic(10, 20, 50))
+    assert (found.low, found.estimate, found.high) == (20, 50, 100)
+
+
+@pytest.mark.parametrize(("mask", "per_token"), [("none", 1 / 2), ("causal", 1 / 4)])
+def test_compulsory_intensity_is_half_the_sequence_length_whatever_the_head_dimension(mask, per_token):
+    for d in (64, 128):
+        p = Problem(1, 1, 1, 8192, 8192, d, d, "fp16", mask=mask)
+        found = arithmetic_intensity(useful_flops(p), traffic("tiled-v2", p))
+        assert found.high == pytest.approx(8192 * per_token, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "seq_len", "gib"),
+    [(128, 512, 0.56), (128, 1024, 1.06), (128, 4096, 4.06), (64, 512, 1.06), (64, 4096, 8.06)],
+)
+def test_plain_attention_needs_the_memory_that_was_read_on_an_h200(head_dim, seq_len, gib):
+    """torch.cuda.max_memory_allocated net of inputs, 16k tokens, hidden size 2048, bf16, dense."""
+    heads = 2048 // head_dim
+    p = Problem(16384 // seq_len, heads, heads, seq_len, seq_len, head_dim, head_dim, "bf16")
+    assert footprint("materialised", p).peak / 2**30 == pytest.approx(gib, abs=0.006)
+
+
+@pytest.mark.parametrize("seq_len", [512, 4096, 16384])
+def test_a_fused_forward_needs_its_output_and_row_statistics_at_every_length(seq_len):
+    """65 MiB were read on an H200 at every length (the same problems, head dimension 128)."""
+    p = Problem(16384 // seq_len, 16, 16, seq_len, seq_len, 128, 128, "bf16")
+    assert footprint("tiled-v2", p).peak == (64 + 1) * 2**20
+
+
+@unhurried
+@given(case=cases, p=problems(), s=schedules)
+def test_no_footprint_is_below_what_a_call_is_given_and_returns(case, p, s):
+    name, mode = case
+    found = footprint(name, dataclasses.replace(p, mode=mode), s)
+    assert found.total >= found.inputs + found.peak > found.inputs > 0
+
+
+def test_a_call_that_cannot_fit_says_what_it_needs_and_what_is_there():
+    p = Problem(1, 16, 16, 131072, 131072, 128, 128, "bf16")
+    reason = oom_reason(footprint("materialised", p), Device("cuda", "NVIDIA H200", 150_000_000_000))
+    assert reason == "predicted: needs 1026.0 GiB (1024.5 GiB of it during the call), NVIDIA H200 has 139.7 GiB"
+
+
+def test_a_call_that_fits_has_no_reason():
+    assert oom_reason(footprint("tiled-v2", problem()), Device("cpu", "CPU", 2**30)) is None
