@@ -8,11 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+hypothesis.settings.register_profile("flashbench", deadline=None)
+hypothesis.settings.load_profile("flashbench")
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -70,7 +70,7 @@ def mutates(q, k, v, **parameters):
 
 
 def flaky(q, k, v, **parameters):
-    return right(q, k, v, **parameters) * (1 + 1e-7 * torch.rand(()))
+    return right(q, k, v, **parameters) * (1 + 5e-7 * torch.rand(()))
 
 
 def sleeps(q, k, v, **parameters):

@@ -14,6 +14,7 @@ from flashbench.analysis.metrics import METRICS, derive, summarise
 from flashbench.errors import UsageError
 from flashbench.hardware.catalogue import get
 from flashbench.hardware.ceilings import Ceiling
+from flashbench.model.schedule import Schedule
 from flashbench.model.traffic import traffic
 from flashbench.records import Case, Check, Device, Memory, Problem, Row, State, Status, Timing
 from flashbench.store.frame import frame
@@ -24,7 +25,7 @@ A100 = get("a100-pcie-80gb")
 DEVICE = Device("cuda", "NVIDIA A100 80GB PCIe", 85_000_000_000, capability=(8, 0), sm_count=108, l2_bytes=40 * 2**20)
 PROBLEM = Problem(4, 16, 16, 4096, 4096, 128, 128, "bf16", "causal")
 FLOPS = 4 * 4 * 16 * (4096 * 4097 // 2) * 128  # 4 · B · H · pairs · d
-ALGORITHMS = {"naive": "materialised", "flash-v2": "tiled-v2"}
+MODELS = {"naive": ("materialised", Schedule()), "flash-v2": ("tiled-v2", Schedule())}
 TIMING = Timing("events", "cold", "isolated", 20, 100.0)
 
 
@@ -45,7 +46,7 @@ def derived(
     tmp_path: Path, *rows: tuple[Row, list[float]], ceilings: tuple[Ceiling, ...] = (), reference: str | None = None
 ) -> pd.DataFrame:
     summary = summarise(visits(tmp_path, *rows))
-    return derive(summary, DEVICE, A100, ceilings, algorithms=ALGORITHMS, reference=reference)
+    return derive(summary, DEVICE, A100, ceilings, models=MODELS, reference=reference)
 
 
 def test_rates_are_decimal() -> None:
@@ -79,6 +80,12 @@ def test_hbm_bytes_are_those_of_the_traffic_model_and_intensity_follows(tmp_path
     assert line["intensity_low"] <= line["intensity"] <= line["intensity_high"]
 
 
+def test_the_tiles_that_were_launched_count_before_those_of_the_schedule(tmp_path: Path) -> None:
+    line = derived(tmp_path, (row(launch={"block_q": 64, "block_kv": 64}), [2.0] * 20)).iloc[0]
+    schedule = Schedule(block_q=64, block_kv=64)
+    assert line["hbm_bytes_high"] == traffic("tiled-v2", PROBLEM, l2_bytes=DEVICE.l2_bytes, schedule=schedule).high
+
+
 def test_a_provider_whose_algorithm_is_not_known_has_rates_but_no_bytes(tmp_path: Path) -> None:
     line = derived(tmp_path, (row("mine"), [2.0] * 20)).iloc[0]
     assert line["tflops"] > 0
@@ -87,7 +94,7 @@ def test_a_provider_whose_algorithm_is_not_known_has_rates_but_no_bytes(tmp_path
 
 def test_a_mode_that_the_algorithm_does_not_have_has_no_bytes(tmp_path: Path) -> None:
     summary = summarise(visits(tmp_path, (row(problem=dataclasses.replace(PROBLEM, mode="backward")), [2.0] * 20)))
-    line = derive(summary, DEVICE, A100, algorithms={"flash-v2": "decode"}).iloc[0]
+    line = derive(summary, DEVICE, A100, models={"flash-v2": ("decode", Schedule())}).iloc[0]
     assert pd.isna(line["hbm_bytes"])
     assert line["tflops"] > 0
 

@@ -192,6 +192,15 @@ def test_a_visit_that_died_is_measured_again_and_the_last_row_counts(tmp_path: P
     assert done(run) == {(CASE.key, 0)}
 
 
+def test_a_repeated_visit_stands_where_it_was_repeated(tmp_path: Path) -> None:
+    first, second = cases(2)
+    with create(tmp_path) as writer:
+        writer.append(row(first, status="crashed", reason="gone"))
+        writer.append(row(second), [1.0])
+        writer.append(row(first), [2.0])
+    assert [r.case for r in load_rows(writer.path)] == [second, first]
+
+
 @pytest.mark.parametrize("status", ["ok", "checked", "unsupported", "oom", "incorrect", "invalid", "error"])
 def test_a_visit_that_answered_is_done(tmp_path: Path, status: str) -> None:
     with create(tmp_path) as writer:

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from flashbench.analysis.metrics import derive, summarise
 from flashbench.errors import UsageError
 from flashbench.hardware.catalogue import get
+from flashbench.model.schedule import Schedule
 from flashbench.records import Case, Check, Device, Memory, Problem, Row, Timing
+from flashbench.report import table
 from flashbench.report.columns import comparison, number, ratio
-from flashbench.report.table import csv_text, json_text, markdown, parse_csv, table
 from flashbench.store.frame import frame
 from flashbench.store.read import load_run
 from flashbench.store.run import RunWriter
@@ -47,21 +48,23 @@ def rows(tmp_path: Path) -> pd.DataFrame:
             memory = Memory(2**30, 2**30 + 512 * 2**20)
             writer.append(Row(case, 0, "ok", timing=timing, check=CHECK, memory=memory), [seq_len / 1000] * 20)
     summary = summarise(frame(load_run(tmp_path)))
-    algorithms = {"naive": "materialised", "flash-v2": "tiled-v2"}
-    return derive(summary, DEVICE, get("a100-pcie-80gb"), algorithms=algorithms, reference="naive")
+    models = {"naive": ("materialised", Schedule()), "flash-v2": ("tiled-v2", Schedule())}
+    return derive(summary, DEVICE, get("a100-pcie-80gb"), models=models, reference="naive")
 
 
 def cells(text: str) -> list[dict[str, str]]:
     """The lines of a Markdown table by heading."""
-    lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in text.splitlines()]
+    lines = [
+        [cell.strip() for cell in line.strip("|\n").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
     return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
 
 
-def rendered(rows: pd.DataFrame, **more: Any) -> str:
+def rendered(rows: pd.DataFrame, terminal: int = 300, **more: Any) -> str:
     from rich.console import Console
 
-    console = Console(width=1000, file=io.StringIO(), record=True)
-    console.print(table(rows, **more))
+    console = Console(width=terminal, file=io.StringIO(), record=True)
+    console.print(table.table(rows, **more))
     return console.export_text()
 
 
@@ -73,54 +76,55 @@ def refuse(constant: str) -> None:
 
 
 def test_the_default_columns_show_units_in_their_headings(rows: pd.DataFrame) -> None:
-    assert list(cells(markdown(rows))[0]) == [
+    assert list(cells(table.markdown(rows))[0]) == [
         "provider",
         "problem",
         "status",
         "time (ms)",
-        "spread, p5 to p95 (%)",
-        "useful rate (TFLOP/s)",
+        "spread (%)",
+        "rate (TFLOP/s)",
         "of spec peak (%)",
-        "peak memory, net (MiB)",
-        "HBM bytes, modelled [low to high] (GB)",
-        "intensity (FLOP/byte)",
-        "relative error",
         "speed-up over naive",
+        "error",
+        "net memory (MiB)",
+        "HBM bytes, modelled (GB) [low, high]",
+        "intensity (FLOP/byte)",
     ]
 
 
 def test_a_row_without_a_time_shows_a_dash_and_its_reason(rows: pd.DataFrame) -> None:
     # IO-03, GA-13
-    line = next(line for line in cells(markdown(rows)) if line["status"].startswith("oom"))
-    assert line["status"] == "oom: wanted 8.0 GiB [of 79.2]"
-    assert line["time (ms)"] == line["useful rate (TFLOP/s)"] == line["speed-up over naive"] == "-"
+    text = table.markdown(rows)
+    line = next(line for line in cells(text) if line["status"] == "oom (2)")
+    assert "\n(2) wanted 8.0 GiB [of 79.2]\n" in text
+    assert line["time (ms)"] == line["rate (TFLOP/s)"] == line["speed-up over naive"] == "-"
 
 
 def test_no_cell_reads_nan_none_or_zero_for_a_missing_value(rows: pd.DataFrame) -> None:
     every = [str(name) for name in rows.columns if name != "samples_ms"]
-    oom = next(line for line in cells(markdown(rows, every)) if line["status"].startswith("oom"))
+    oom = next(line for line in cells(table.markdown(rows, every)) if line["status"].startswith("oom"))
     assert not {"nan", "NaN", "None", "<NA>", "0.00"} & set(oom.values())
 
 
 def test_lengths_stand_in_numeric_order(rows: pd.DataFrame) -> None:
     # IO-06
-    lengths = [line["seq_q"] for line in cells(markdown(rows, ["seq_q"]))]
+    lengths = [line["seq_q"] for line in cells(table.markdown(rows, ["seq_q"]))]
     assert lengths == ["128", "128", "512", "512", "1024", "1024", "16384", "16384"]
 
 
 def test_figures_are_shown_in_the_unit_of_the_heading(rows: pd.DataFrame) -> None:
-    line = next(x for x in cells(markdown(rows)) if x["provider"] == "flash-v2" and "s1024" in x["problem"])
+    line = next(x for x in cells(table.markdown(rows)) if x["provider"] == "flash-v2" and "s1024" in x["problem"])
     assert line["time (ms)"] == "1.024"
-    assert line["peak memory, net (MiB)"] == "512.0"
-    assert line["relative error"] == "0.0021"
+    assert line["net memory (MiB)"] == "512.0"
+    assert line["error"] == "0.0021"
     assert line["speed-up over naive"] == "4.00x"
     low = 4 * 16 * 1024 * 128 * 2 / 1e9  # Q, K, V and O once, in decimal GB
-    assert f"[{low:.4f} to " in line["HBM bytes, modelled [low to high] (GB)"]
+    assert f"[{low:.4f}, " in line["HBM bytes, modelled (GB) [low, high]"]
 
 
 def test_the_terminal_table_says_what_the_markdown_says(rows: pd.DataFrame) -> None:
     text = rendered(rows)
-    for line in cells(markdown(rows)):
+    for line in cells(table.markdown(rows)):
         for cell in line.values():
             assert cell in text
 
@@ -131,23 +135,55 @@ def test_brackets_in_a_reason_are_not_taken_for_markup(rows: pd.DataFrame) -> No
 
 
 def test_bars_and_line_ends_in_a_reason_leave_the_markdown_table_whole(rows: pd.DataFrame) -> None:
-    text = markdown(rows.assign(reason="a | b\nc"), ["provider", "status"])
+    text = table.markdown(rows.assign(reason="a | b\nc"), ["provider", "reason"])
     assert all(line.replace("\\|", "").count("|") == 3 for line in text.splitlines())
 
 
-def test_remarks_and_warnings_stand_beside_the_status(rows: pd.DataFrame) -> None:
-    line = cells(markdown(rows.assign(warnings=[("differs from call to call",)] * len(rows))))[0]
-    assert line["status"].startswith("ok; differs from call to call; cache resident")
+def test_what_must_be_known_of_rows_stands_once_below_the_table(rows: pd.DataFrame) -> None:
+    text = table.markdown(rows.assign(warnings=[("differs from call to call",)] * len(rows)))
+    assert cells(text)[0]["status"] == "ok (1, 2)"
+    assert text.count("(1) differs from call to call") == 1
+    assert text.count("(2) cache resident") == 1
+
+
+@pytest.mark.parametrize("width", range(60, 160, 7))
+def test_a_narrow_terminal_drops_whole_columns_and_says_which(rows: pd.DataFrame, width: int) -> None:
+    text = rendered(rows, terminal=width, width=width)
+    assert "…" not in text
+    left_out = " ".join(text.split()).partition(f"not shown in {width} characters: ")[2]
+    line = next(x for x in cells(table.markdown(rows)) if x["provider"] == "flash-v2" and "s1024" in x["problem"])
+    for heading, cell in line.items():
+        assert (cell in text) != (heading in left_out)
 
 
 def test_an_unknown_column_names_the_nearest(rows: pd.DataFrame) -> None:
     with pytest.raises(UsageError, match="did you mean 'tflops'"):
-        markdown(rows, ["tflop"])
+        table.markdown(rows, ["tflop"])
+
+
+def test_columns_are_chosen_by_name_and_all_means_every_one(rows: pd.DataFrame) -> None:
+    assert table.chosen(rows, None) is None
+    assert table.chosen(rows, "provider, time_ms") == ("provider", "time_ms")
+    assert set(table.chosen(rows, "all") or ()) == {*rows.columns} - {"samples_ms"}
+    with pytest.raises(UsageError, match="did you mean 'time_ms'"):
+        table.chosen(rows, "provider,time_m")
+    with pytest.raises(UsageError, match="no column"):
+        table.chosen(rows, " , ")
+
+
+def test_a_table_that_is_not_printed_on_a_terminal_is_whole(
+    rows: pd.DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.print_table(rows)
+    text = capsys.readouterr().out
+    assert "speed-up" in text
+    assert "intensity" in text
+    assert "not shown" not in text
 
 
 def test_samples_are_no_column(rows: pd.DataFrame) -> None:
     with pytest.raises(UsageError, match="samples_ms"):
-        markdown(rows, ["samples_ms"])
+        table.markdown(rows, ["samples_ms"])
 
 
 @pytest.mark.parametrize(
@@ -201,7 +237,7 @@ def test_word_and_sign_of_a_comparison_agree_and_no_time_falls_below_nothing(bas
 def test_csv_gives_back_every_bit(rows: pd.DataFrame) -> None:
     # IO-07: 0.0423 ms is not 0.0
     changed = rows.assign(time_ms=[0.0423, 1 / 3, 1e-9, 12345.678901234567, *[float("nan")] * 4])
-    again = parse_csv(csv_text(changed, ["key", "time_ms"])).set_index("key")["time_ms"]
+    again = table.parse_csv(table.csv(changed, ["key", "time_ms"])).set_index("key")["time_ms"]
     expected = changed.set_index("key")["time_ms"]
     assert again.reindex(expected.index).tolist()[:4] == expected.tolist()[:4]
     assert again.isna().sum() == 4
@@ -210,36 +246,36 @@ def test_csv_gives_back_every_bit(rows: pd.DataFrame) -> None:
 def test_text_that_reads_like_missing_survives_csv(rows: pd.DataFrame) -> None:
     # IO-01
     odd = rows.assign(mask="None", backend="null", note=["NA", "nan", "007", "1e5", "", 'a "b", c', "line\nend", None])
-    first = csv_text(odd)
-    frame_again = parse_csv(first)
+    first = table.csv(odd)
+    frame_again = table.parse_csv(first)
     assert frame_again["mask"].tolist() == ["None"] * 8
     assert frame_again["backend"].tolist() == ["null"] * 8
-    assert csv_text(frame_again) == first
+    assert table.csv(frame_again) == first
 
 
 def test_integers_are_integers_in_csv(rows: pd.DataFrame) -> None:
     # IO-06: no "1024.0"
-    text = csv_text(rows)
+    text = table.csv(rows)
     read = list(csv.DictReader(io.StringIO(text)))
     assert [line["seq_q"] for line in read] == ["128", "128", "512", "512", "1024", "1024", "16384", "16384"]
     assert {line["page_size"] for line in read} == {""}
-    assert str(parse_csv(text)["seq_q"].dtype) == "Int64"
+    assert str(table.parse_csv(text)["seq_q"].dtype) == "Int64"
 
 
 def test_an_unknown_value_is_an_empty_cell(rows: pd.DataFrame) -> None:
-    line = next(x for x in csv.DictReader(io.StringIO(csv_text(rows))) if x["status"] == "oom")
+    line = next(x for x in csv.DictReader(io.StringIO(table.csv(rows))) if x["status"] == "oom")
     assert line["time_ms"] == line["tflops"] == line["error_norm"] == line["launch"] == ""
 
 
 def test_csv_of_chosen_columns_holds_the_fields_behind_them(rows: pd.DataFrame) -> None:
-    header = csv_text(rows, ["provider", "hbm_bytes"]).splitlines()[0]
+    header = table.csv(rows, ["provider", "hbm_bytes"]).splitlines()[0]
     assert header == "provider,hbm_bytes_low,hbm_bytes,hbm_bytes_high"
 
 
 def test_json_is_json_for_every_reader(rows: pd.DataFrame) -> None:
     # IO-02
     changed = rows.assign(error_norm=float("inf"), tflops=float("nan"))
-    plain = json.loads(json_text(changed), parse_constant=refuse)
+    plain = json.loads(table.json(changed), parse_constant=refuse)
     assert len(plain) == 8
     assert plain[0]["error_norm"] is None
     assert plain[0]["seq_q"] == 128
@@ -249,6 +285,6 @@ def test_json_is_json_for_every_reader(rows: pd.DataFrame) -> None:
 
 def test_an_empty_run_gives_headings_only(rows: pd.DataFrame) -> None:
     none = rows.iloc[:0]
-    assert len(markdown(none).splitlines()) == 2
-    assert len(csv_text(none).splitlines()) == 1
-    assert json.loads(json_text(none)) == []
+    assert len(table.markdown(none).splitlines()) == 2
+    assert len(table.csv(none).splitlines()) == 1
+    assert json.loads(table.json(none)) == []

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flashbench.errors import UsageError
@@ -102,10 +102,12 @@ def test_a_longer_sequence_never_moves_less(case, p, device, s, more):
 @given(case=cases, p=problems(), device=devices, s=schedules)
 def test_twice_the_batch_never_moves_less(case, p, device, s):
     name, mode = case
+    assume(name != "decode")  # a fuller device needs fewer splits, whose parts may outweigh a very short cache
     p = dataclasses.replace(p, mode=mode)
     one, two = (traffic(name, q, schedule=s, **device) for q in (p, dataclasses.replace(p, batch=2 * p.batch)))
-    assert (one.low, one.estimate, one.high) <= (two.low, two.estimate, two.high)
+    assert one.low <= two.low
     assert one.estimate <= two.estimate
+    assert one.high <= two.high
 
 
 @unhurried
@@ -116,23 +118,19 @@ def test_a_device_without_l2_or_sms_still_has_a_count(case, p, s):
 
 
 @unhurried
-@given(
-    count=st.integers(1, 12),
-    heads=st.integers(1, 3),
-    slots=st.integers(1, 40),
-    step=st.integers(1, 5),
-    width=st.integers(1, 40),
-)
-def test_a_wave_reads_the_union_of_its_blocks_rows(count, heads, slots, step, width):
-    total = count * step
+@given(count=st.integers(1, 12), slots=st.integers(1, 40), step=st.integers(1, 5), width=st.integers(5, 40))
+def test_a_wave_reads_the_union_of_its_blocks_rows(count, slots, step, width):
     blocks = [(max(0, (k + 1) * step - width), (k + 1) * step) for k in range(count)]
     drawn = 0
-    for start in range(0, count * heads, slots):
-        wave = range(start, min(start + slots, count * heads))
-        drawn += len({row for b in wave for row in range(*blocks[b % count])})
-    gapless = all(blocks[k + 1][0] <= blocks[k][1] for k in range(count - 1))
-    assert not gapless or streamed(blocks, heads, slots) == drawn
-    assert streamed(blocks, heads, None) <= total
+    for start in range(0, count, slots):
+        drawn += len({row for block in blocks[start : start + slots] for row in range(*block)})
+    assert streamed(blocks, 1, slots) == drawn
+
+
+@pytest.mark.parametrize(("slots", "reads"), [(None, 1), (32, 1), (31, 2), (16, 2), (8, 4), (4, 8)])
+def test_heads_that_share_keys_read_them_once_for_as_many_heads_as_run_together(slots, reads):
+    dense = [(0, 100)] * 8
+    assert streamed(dense, 4, slots) == reads * 100
 
 
 def test_a_matrix_spills_whole_when_it_fills_the_l2_and_not_at_all_when_two_fit():

@@ -18,12 +18,14 @@ from flashbench.store.read import Run, load_run
 if TYPE_CHECKING:
     import pandas as pd
 
+    from flashbench.report.roofs import Machine
+
 
 def derived(paths: Sequence[Path], reference: str | None) -> pd.DataFrame:
     """One row per case of the runs at `paths`, with every metric."""
     import pandas as pd
 
-    return pd.concat([_derive(load(path), reference) for path in paths], ignore_index=True)
+    return pd.concat([derive_run(load(path), reference) for path in paths], ignore_index=True)
 
 
 def load(path: Path) -> Run:
@@ -34,7 +36,8 @@ def load(path: Path) -> Run:
     return run
 
 
-def _derive(run: Run, reference: str | None) -> pd.DataFrame:
+def derive_run(run: Run, reference: str | None) -> pd.DataFrame:
+    """One row per case of a run, with every metric."""
     from flashbench.analysis.metrics import derive, summarise
     from flashbench.store.frame import frame
 
@@ -52,7 +55,10 @@ def _derive(run: Run, reference: str | None) -> pd.DataFrame:
 
 def models(run: Run) -> Mapping[str, tuple[str, Schedule]]:
     """Algorithm and schedule of each provider: today's table first, so that a corrected model reaches old runs."""
-    recorded = {name: (algorithm, Schedule()) for name, algorithm in run.header.get("algorithms", {}).items()}
+    recorded = {
+        name: (model["algorithm"], from_plain(Schedule, model["schedule"]))
+        for name, model in run.header.get("models", {}).items()
+    }
     return recorded | {name: (provider.algorithm, provider.schedule) for name, provider in PROVIDERS.items()}
 
 
@@ -65,3 +71,16 @@ def own_ceilings(run: Run) -> tuple[Ceiling, ...]:
         return (*known, *ceilings.load(run.path.parent / "ceilings.json")[1])
     except StoreError:
         return known
+
+
+def own_machine(run: Run) -> Machine:
+    """The run's device as the roofline draws it: its ceilings, and what the footer says of it."""
+    from flashbench.report.roofs import Machine
+
+    device = from_plain(Device, run.header["device"])
+    facts = [device.name]
+    if device.power_limit_w is not None:
+        facts.append(f"power limit {device.power_limit_w:.0f} W")
+    if device.max_sm_clock_mhz is not None:
+        facts.append(f"SM clock up to {device.max_sm_clock_mhz} MHz")
+    return Machine(run.device_id, own_ceilings(run), own=True, note=", ".join(facts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +21,46 @@ def roofline(
         str, typer.Option(help="Cards whose data-sheet ceilings are drawn; see `flashbench gpus`.")
     ] = DEFAULT_GPUS,
     out: Annotated[Path | None, typer.Option(help="FILE.png, .svg or .pdf; beside the run when left out.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Only these dtypes.")] = None,
+    head_dim: Annotated[str | None, typer.Option(help="Only these head dimensions.")] = None,
+    mask: Annotated[str | None, typer.Option(help="Only these masks.")] = None,
+    provider: Annotated[str | None, typer.Option(help="Only these providers.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print what holds each point back.")] = False,
 ) -> None:
     """Draw a roofline: useful FLOP/s against arithmetic intensity, with ridge points written."""
-    from flashbench.cli.frames import draw_roofline
+    from flashbench.cli.frames import derive_run, load, own_machine
+    from flashbench.hardware.catalogue import get
+    from flashbench.hardware.ceilings import spec_ceilings
+    from flashbench.report.figure import save
+    from flashbench.report.points import narrow
+    from flashbench.report.roofline import roofline as draw
+    from flashbench.report.roofline_text import explain as sentences
+    from flashbench.report.roofline_text import notes
+    from flashbench.report.roofs import Machine
 
-    draw_roofline(runs or [Path("results")], gpu, out)
+    cards = [get(name) for name in _words(gpu)]
+    loaded = [load(path) for path in runs or [Path("results")]]
+    own = own_machine(loaded[0])
+    others = [Machine(card.id, spec_ceilings(card), own=False) for card in cards if card.id != own.label]
+    machines = (own, *others)
+    import pandas as pd
+
+    frame = narrow(
+        pd.concat([derive_run(run, None) for run in loaded], ignore_index=True),
+        provider=_words(provider),
+        dtype=_words(dtype),
+        head_dim=[int(word) for word in _words(head_dim)],
+        mask=_words(mask),
+    )
+    path = out or loaded[0].path / "roofline.png"
+    save(draw(frame, machines), path)
+    for note in notes(frame, machines):
+        print(f"note: {note}", file=sys.stderr)
+    if explain:
+        for sentence in sentences(frame, machines):
+            typer.echo(sentence)
+    typer.echo(str(path))
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]

@@ -190,7 +190,10 @@ def _open(request: Request, root: Path, settings: dict[str, Any], check_only: bo
         "device": to_plain(device),
         "config": request.config.resolved(),
         "cases": [c.key for c in (*request.plan.cases, *(s.case for s in request.plan.skips))],
-        "algorithms": {name: provider.algorithm for name, provider in request.providers.items()},
+        "models": {
+            name: {"algorithm": provider.algorithm, "schedule": to_plain(provider.schedule)}
+            for name, provider in request.providers.items()
+        },
     }
     writer = RunWriter.create(root, device_id(device), request.config.name, header)
     if not check_only and not device.triton_interpreter:

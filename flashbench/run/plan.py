@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flashbench.model.flops import useful_flops
-from flashbench.model.memory import footprint
+from flashbench.model.memory import footprint, oom_reason
 from flashbench.providers.spec import Provider
 from flashbench.records import Case, Device, Problem, Row
 
@@ -59,22 +59,12 @@ def make_plan(cases: Sequence[Case], providers: Mapping[str, Provider], device: 
         if reason:
             skips.append(Skip(case, "unsupported", reason))
             continue
-        too_much = predicted_oom(case.problem, provider, device)
+        too_much = oom_reason(footprint(provider.algorithm, case.problem, provider.schedule), device)
         if too_much:
             skips.append(Skip(case, "oom", too_much))
         else:
             runnable.append(case)
     return Plan(device, tuple(runnable), tuple(skips), rounds, seed)
-
-
-def predicted_oom(problem: Problem, provider: Provider, device: Device) -> str | None:
-    """A reason when inputs and the algorithm's own tensors exceed the device's memory."""
-    needed = footprint(provider.algorithm, problem, provider.schedule).total
-    if needed <= device.memory_bytes:
-        return None
-    matrix = problem.batch * problem.heads_q * problem.seq_q * problem.seq_kv * problem.element_bytes
-    detail = f", {matrix / 1e9:.0f} GB of it in each matrix of scores" if provider.algorithm == "materialised" else ""
-    return f"predicted: needs {needed / 1e9:.0f} GB{detail}; the device has {device.memory_bytes / 1e9:.0f} GB"
 
 
 @dataclass(frozen=True, slots=True)

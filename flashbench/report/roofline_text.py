@@ -1,0 +1,112 @@
+"""What a roofline says in words: its footer, the notes for the terminal, and for each point what holds it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flashbench.model.binding import bind
+from flashbench.model.interval import Traffic
+from flashbench.records import DTYPES, Case
+from flashbench.report.figure import number_text
+from flashbench.report.looks import marker_key
+from flashbench.report.points import ON_A_ROOFLINE, Point, Selection, select
+from flashbench.report.roofline_scale import Scale
+from flashbench.report.roofs import Machine, excess, is_other_device, own_machine, without_peak
+from flashbench.report.series import conditions_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def notes(frame: pd.DataFrame, machines: Sequence[Machine]) -> list[str]:
+    """What a reader of the picture must know, one line each: rows not drawn, points above their roof, ceilings of another device."""
+    selection = select(frame, ON_A_ROOFLINE)
+    device = selection.points[0].device_id
+    own = own_machine(machines, device)
+    lines = selection.notes()
+    if is_other_device(own, device):
+        lines.append(f"the rows were measured on {device}, but the ceilings are those of {own.label}")
+    lines += [f"no {dtype} peak on {own.label}" for dtype in without_peak(own, _dtypes(selection))]
+    if len({p.regime for p in selection.points}) > 1:
+        lines.append(
+            "the rows mix load regimes (isolated, sustained), which run at different clocks on a power-capped card; compare within one"
+        )
+    for point in selection.points:
+        why = excess(point, own)
+        if why is not None:
+            lines.append(f"above the roof of {own.label}: {point.key} ({why})")
+        elif point.cache_resident:
+            lines.append(f"cache resident: {point.key} (its bytes may not have come from HBM)")
+    return lines
+
+
+def _dtypes(selection: Selection) -> list[str]:
+    return [dtype for dtype in DTYPES if dtype in {p.dtype for p in selection.points}]
+
+
+def footer(selection: Selection, scale: Scale) -> list[str]:
+    """The paragraphs under a roofline: device and clocks, conventions, markers, what is not drawn."""
+    points, own = selection.points, scale.own
+    device = points[0].device_id
+    where = [f"{device}{f': {own.note}' if own.note else ''}.", conditions_text(points)]
+    if is_other_device(own, device):
+        where.append(f"The ceilings are those of {own.label}, not of this device.")
+    sources = {c.source for c in own.ceilings}
+    if "spec" in sources:
+        where.append("Solid ceilings: data sheet, dense.")
+    if "measured" in sources:
+        where.append(f"Dashed ceilings: measured here{_conditions(own)}.")
+    if scale.others:
+        where.append("Grey: not this device.")
+    if scale.left_out:
+        where.append(f"Off the scale: {', '.join(m.label for m in scale.left_out)}.")
+    counted = (
+        "y counts the products of visible (query, key) pairs only: causal its triangle, backward five products (2.5 times forward at d\u00a0=\u00a0d_v). "
+        "x divides them by HBM bytes that are modelled, not counted; a thin bar spans no reuse to compulsory traffic."
+    )
+    if any(c.level == "exp" for c in own.ceilings):
+        counted += " Exp unit: one hardware exp per score, which a kernel that computes exps on the FMA units can pass."
+    markers = [f"{marker_key({p.dtype for p in points})}."]
+    above = sum(excess(p, own) is not None for p in points)
+    resident = sum(p.cache_resident and excess(p, own) is None for p in points)
+    if above:
+        markers.append(
+            f"Hollow ({above} of {len(points)}): above a ceiling, which wants measuring again unless the data lay in a cache."
+        )
+    if resident:
+        markers.append(
+            f"{'Also hollow' if above else 'Hollow'} ({resident} of {len(points)}): cache resident, HBM may not have been read."
+        )
+    markers += [f"No {dtype} peak on {own.label}, so no roof for it." for dtype in without_peak(own, scale.dtypes)]
+    caption = selection.caption()
+    return [" ".join(where), counted, " ".join(markers), *([caption] if caption else [])]
+
+
+def _conditions(machine: Machine) -> str:
+    """Regime, clocks and power under which the measured ceilings were taken, as far as they are known."""
+    measured = [c for c in machine.ceilings if c.source == "measured"]
+    words = sorted({str(c.regime) for c in measured if c.regime})
+    clocks = [c.sm_clock_mhz for c in measured if c.sm_clock_mhz]
+    powers = [c.power_w for c in measured if c.power_w]
+    if clocks:
+        low, high = min(clocks), max(clocks)
+        words.append(f"SM clock {low:,.0f} MHz" if low == high else f"SM clock {low:,.0f} to {high:,.0f} MHz")
+    if powers:
+        words.append(f"up to {max(powers):,.0f} W")
+    return f" ({', '.join(words)})" if words else ""
+
+
+def explain(frame: pd.DataFrame, machines: Sequence[Machine]) -> list[str]:
+    """One line per point: what it reaches, how much of its roof that is, and what holds it back. Raises UsageError as `roofline` does."""
+    selection = select(frame, ON_A_ROOFLINE)
+    own = own_machine(machines, selection.points[0].device_id)
+    return [f"{p.key}: {_verdict(p, own)}" for p in selection.points]
+
+
+def _verdict(point: Point, own: Machine) -> str:
+    traffic = Traffic(*(round(value or 0) for value in (point.hbm_bytes_low, point.hbm_bytes, point.hbm_bytes_high)))
+    time_ms, tflops = point.time_ms or 0.0, point.tflops or 0.0
+    problem = Case.from_key(point.key).problem
+    held = bind(time_ms, problem, traffic, round(tflops * time_ms * 1e9), own.ceilings, regime=point.regime or None)
+    return f"{number_text(tflops)} TFLOP/s at {number_text(point.intensity or 0)} FLOP/byte, {held.sentence}"

@@ -1,0 +1,267 @@
+"""The sweep from end to end, as a user runs it on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = """
+version: 1
+name: tiny
+device: cpu
+providers: [naive, sdpa-flash, sdpa-cudnn]
+problems: {dtype: fp32, seq_len: [64, 96], head_dim: 32, heads: 2, mask: [none, causal]}
+measure: {min_samples: 5, max_seconds: 0.05, warmup_ms: 10, confidence_width: 20%}
+"""
+
+
+def write(folder: Path, text: str = TINY) -> str:
+    (folder / "tiny.yaml").write_text(text)
+    return "tiny.yaml"
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.rglob("rows.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_sweep_ends_in_rows_a_table_and_a_next_step(cli, tmp_path: Path) -> None:
+    done = cli("sweep", write(tmp_path), "--out", "out")
+    assert done.returncode == 0, done.stderr
+    rows = rows_in(tmp_path / "out")
+    assert [row["status"] for row in rows].count("ok") == 8
+    refused = [row for row in rows if row["status"] == "unsupported"]
+    assert len(refused) == 4
+    assert all("no cudnn backend" in row["reason"] for row in refused)
+    assert done.stdout.count("naive") == 4
+    assert "Traceback" not in done.stderr
+    assert "flashbench roofline" in done.stderr
+    measured = next(row for row in rows if row["status"] == "ok")
+    assert measured["check"]["error_norm"] < 1e-5
+    assert measured["timing"]["sample_count"] == measured["samples"]["count"] >= 5
+    assert measured["memory"]["peak_bytes"] > 0
+
+
+def test_results_are_read_without_a_gpu_and_drawn_with_ridges(cli, tmp_path: Path) -> None:
+    assert cli("sweep", write(tmp_path), "--out", "out", "--provider", "naive").returncode == 0
+    shown = cli("show", "out", "--format", "csv")
+    assert shown.returncode == 0, shown.stderr
+    assert len(shown.stdout.splitlines()) == 5
+    drawn = cli("roofline", "out", "--out", "figure.svg", DISPLAY="localhost:64.0", MPLBACKEND="TkAgg")
+    assert drawn.returncode == 0, drawn.stderr
+    picture = (tmp_path / "figure.svg").read_text()
+    assert "161" in picture
+    assert "295" in picture
+
+
+def test_a_dry_run_prints_cases_reasons_and_an_estimate_and_runs_nothing(cli, tmp_path: Path) -> None:
+    done = cli("sweep", write(tmp_path), "--dry-run")
+    assert done.returncode == 0
+    assert "8 cases" in done.stdout
+    assert "4 unsupported" in done.stdout
+    assert "about" in done.stdout
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_case_that_cannot_fit_is_oom_without_being_run(cli, tmp_path: Path) -> None:
+    arguments = ("--provider", "naive", "--seq-len", "512k", "--heads", "16", "--head-dim", "64", "--device", "cpu")
+    done = cli("sweep", *arguments, "--out", "out", timeout=60)
+    assert done.returncode == 0, done.stderr
+    (row, *_) = rows_in(tmp_path / "out")
+    assert row["status"] == "oom"
+    assert row["reason"].startswith("predicted: needs")
+
+
+def test_a_reproduction_runs_one_case_by_its_key(cli, tmp_path: Path) -> None:
+    key = "naive forward fp32 b1 h4/2 s5/9 d16 window:3"
+    done = cli("sweep", "--repro", key, "--device", "cpu", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert [(row["key"], row["status"]) for row in rows_in(tmp_path / "out")] == [(key, "ok")]
+
+
+def test_the_check_alone_times_nothing(cli, tmp_path: Path) -> None:
+    assert cli("sweep", write(tmp_path), "--check-only", "--provider", "naive", "--out", "out").returncode == 0
+    assert {(row["status"], "samples" in row) for row in rows_in(tmp_path / "out")} == {("checked", False)}
+
+
+def test_the_projects_kernel_is_checked_under_the_interpreter(cli, tmp_path: Path) -> None:
+    arguments = ("--provider", "flash-v2", "--seq-len", "48", "--head-dim", "16", "--heads", "2", "--dtype", "fp32")
+    done = cli("sweep", *arguments, "--device", "cpu", "--out", "out", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert {row["status"] for row in rows_in(tmp_path / "out")} == {"checked"}
+
+
+def test_backward_is_checked_by_its_gradients_and_timed(cli, tmp_path: Path) -> None:
+    arguments = ("--provider", "naive,tiled,sdpa-math", "--seq-len", "40", "--mode", "backward,forward_backward")
+    done = cli("sweep", write(tmp_path), *arguments, "--out", "out")
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = rows_in(tmp_path / "out")
+    assert len(rows) == 12
+    assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_rounds_visit_every_case_in_fresh_processes_in_another_order(cli, tmp_path: Path) -> None:
+    done = cli("sweep", write(tmp_path), "--provider", "naive,sdpa-flash", "--rounds", "3", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    rows = rows_in(tmp_path / "out")
+    orders = [[row["key"] for row in rows if row["round"] == index] for index in range(3)]
+    assert [len(order) for order in orders] == [8, 8, 8]
+    assert len({tuple(order) for order in orders}) > 1
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+
+
+def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(environment, tmp_path: Path) -> None:
+    write(tmp_path)
+    started = _start(environment, tmp_path, "sweep", "tiny.yaml", "--out", "out")
+    _wait_for_rows(tmp_path / "out", 5)
+    started.send_signal(signal.SIGTERM)
+    _, stderr = started.communicate(timeout=30)
+    assert started.returncode == 130
+    assert "--resume" in stderr
+    before = rows_in(tmp_path / "out")
+    resumed = subprocess.run(
+        [sys.executable, "-m", "flashbench", "sweep", "--resume", "out"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    after = rows_in(tmp_path / "out")
+    assert after[: len(before)] == before
+    assert len(after) == 12
+
+
+def test_ten_kills_lose_no_finished_row_and_nothing_is_measured_twice(environment, tmp_path: Path) -> None:
+    write(tmp_path)
+    pause = random.Random(7)
+    command = ("sweep", "tiny.yaml", "--out", "out")
+    seen: list[str] = []
+    for _ in range(10):
+        started = _start(environment, tmp_path, *command)
+        time.sleep(pause.uniform(0.2, 4.0))
+        started.kill()
+        started.communicate()
+        files = list((tmp_path / "out").rglob("rows.jsonl"))
+        if files:
+            command = ("sweep", "--resume", "out")
+            complete = files[0].read_text().split("\n")[:-1]
+            assert [line for line in complete[: len(seen)]] == seen, "a finished row changed or went missing"
+            for line in complete:
+                json.loads(line)
+            seen = complete
+    done = subprocess.run(
+        [sys.executable, "-m", "flashbench", *command], cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    keys = [row["key"] for row in rows_in(tmp_path / "out")]
+    assert len(keys) == len(set(keys)) == 12
+
+
+def _start(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flashbench", *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_for_rows(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        files = list(folder.rglob("rows.jsonl"))
+        if files and files[0].read_text().count("\n") >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {count} rows within 100 s")
+
+
+def test_a_worker_ends_when_its_parent_is_killed(environment, tmp_path: Path) -> None:
+    write(tmp_path)
+    started = _start(environment, tmp_path, "sweep", "tiny.yaml", "--out", "out")
+    _wait_for_rows(tmp_path / "out", 5)
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    started.kill()
+    started.communicate()
+    deadline = time.monotonic() + 20
+    while any(_alive(int(child)) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children
+    assert not any(_alive(int(child)) for child in children)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--provider", "flsh"], "did you mean 'flash-v2'"),
+        (["--dtype", "bf61"], "did you mean 'bf16'"),
+        (["--mask", "casual"], "did you mean 'causal'"),
+        (["--mode", "foward"], "did you mean 'forward'"),
+        (["--seq-len", "-512"], "--seq-len"),
+        (["--seq-len", "1.5k"], "--seq-len"),
+        (["--seq-len", ""], "--seq-len"),
+        (["--head-dim", "32:8"], "--head-dim"),
+        (["--device", "cuda"], "no CUDA GPU can be used here"),
+        (["--device", "gpu"], "--device"),
+        (["missing.yaml"], "missing.yaml"),
+        (["."], "folder"),
+        (["binary.yaml"], "binary.yaml"),
+        (["list.yaml"], "list.yaml:1"),
+        (["twice.yaml"], "twice.yaml:2"),
+        (["unknown.yaml"], "did you mean 'providers'"),
+        (["--out", "file.txt"], "file.txt"),
+        (["--resume", "nowhere"], "nowhere"),
+        (["--repro", "nonsense"], "not a case key"),
+        (["--frobnicate"], "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_user_error_is_one_clear_line_and_exit_code_2(cli, tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
+    (tmp_path / "list.yaml").write_text("- naive\n- tiled\n")
+    (tmp_path / "twice.yaml").write_text("providers: [naive]\nproviders: [tiled]\n")
+    (tmp_path / "unknown.yaml").write_text("provders: [naive]\n")
+    (tmp_path / "file.txt").write_text("not a folder")
+    done = cli("sweep", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    if "--frobnicate" not in arguments:
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert not list(tmp_path.rglob("rows.jsonl")), "nothing was run"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_refused_before_anything_runs(cli, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    done = cli("sweep", write(tmp_path), "--out", "locked")
+    assert done.returncode == 2
+    assert "--out" in done.stderr
+
+
+def test_an_unknown_gpu_is_refused_with_the_nearest(cli, tmp_path: Path) -> None:
+    assert cli("sweep", write(tmp_path), "--provider", "naive", "--out", "out").returncode == 0
+    done = cli("roofline", "out", "--gpu", "h100-sxm-80gb")
+    assert done.returncode == 2
+    assert "did you mean 'h100-sxm5-80gb'" in done.stderr
