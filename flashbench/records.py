@@ -268,6 +268,8 @@ class Row:
     """For the project's own kernels: block shape, warps, stages, registers, spills, shared memory."""
     energy_j: float | None = None
     """Joules per call, idle power subtracted; opt-in."""
+    cross_check: dict[str, float] | None = None
+    """Medians in ms of a few more launches by events, by the profiler on the same launches, and by a graph; opt-in."""
 
     @property
     def key(self) -> str:

@@ -434,7 +434,7 @@ def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
 
 def test_a_mistyped_folder_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    with pytest.raises(StoreError, match="did you mean 'results'"):
+    with pytest.raises(UsageError, match="did you mean 'results'"):
         find_run(tmp_path / "resluts")
 
 

@@ -162,6 +162,7 @@ def _rule(config: Config, device: Device) -> dict[str, Any]:
     return {
         "l2": measure.l2 or ("warm" if device.kind == "cpu" else "cold"),
         "regime": measure.regime,
+        "timer": measure.timer,
         "min_samples": measure.min_samples,
         "confidence_width": measure.confidence_width,
         "max_seconds": measure.max_seconds,
@@ -172,7 +173,13 @@ def _rule(config: Config, device: Device) -> dict[str, Any]:
 def _settings(request: Request, check_only: bool) -> dict[str, Any]:
     measure = request.config.measure
     rule = _rule(request.config, request.plan.device)
-    return {"rule": rule, "seed": measure.seed, "check_only": check_only, "energy": measure.energy}
+    return {
+        "rule": rule,
+        "seed": measure.seed,
+        "check_only": check_only,
+        "energy": measure.energy,
+        "cross_check": measure.cross_check,
+    }
 
 
 def _open(request: Request, root: Path, settings: dict[str, Any], check_only: bool) -> RunWriter:

@@ -30,10 +30,12 @@ OVERRIDES: dict[str, KeyPath] = {
     "hidden": ("problems", "hidden"),
     "device": ("device",),
     "l2": ("measure", "l2"),
+    "rounds": ("measure", "rounds"),
+    "energy": ("measure", "energy"),
 }
 """What an option of the command line replaces. Lists are separated by commas."""
 
-_SINGLE = frozenset({"device", "l2"})
+_SINGLE = frozenset({"device", "l2", "rounds", "energy"})
 
 
 def load(path: Path | None = None, overrides: Mapping[str, str | None] | None = None, kind: Kind = "cpu") -> Config:

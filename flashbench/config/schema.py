@@ -42,6 +42,10 @@ class Measure(Block):
     l2: Annotated[Literal["cold", "warm"], one_of("state of the L2 cache", "cold", "warm")] | None = None
     """Not given: cold on a GPU, warm on a CPU."""
     regime: Annotated[Literal["isolated", "sustained"], one_of("load regime", "isolated", "sustained")] = "isolated"
+    timer: Annotated[
+        Literal["auto", "events", "graph", "profiler"], one_of("timer", "auto", "events", "graph", "profiler")
+    ] = "auto"
+    """Not given: by the call's duration. A CPU has one only."""
     min_samples: Annotated[Length, AfterValidator(_at_least_two)] = 20
     confidence_width: Width = 0.005
     """Sampling stops when the confidence interval of the median is this narrow, as a fraction of the median."""
@@ -56,6 +60,8 @@ class Measure(Block):
     seed: Count = 0
     energy: Truth = False
     """Measure joules per call, in a pass of its own."""
+    cross_check: Truth = False
+    """Time a few launches by events and the profiler at once, and by a graph: for whoever doubts the times."""
 
     def round_count(self, gate: bool = False) -> int:
         """Rounds to run: as configured, or else 1, and 6 under a gate."""

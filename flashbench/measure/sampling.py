@@ -22,6 +22,7 @@ class Rule:
 
     l2: str = "cold"
     regime: str = "isolated"
+    timer: str = "auto"
     min_samples: int = 20
     confidence_width: float = 0.005
     max_seconds: float = 2.0

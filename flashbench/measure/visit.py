@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from flashbench.analysis.statistics import bimodal
 from flashbench.measure.check import Outcome, check_results
+from flashbench.measure.crosscheck import cross_check
 from flashbench.measure.energy import measure_energy
 from flashbench.measure.limits import beyond_physics
 from flashbench.measure.memory import measure_memory, release
@@ -20,8 +22,8 @@ from flashbench.measure.sampling import Rule, Samples
 from flashbench.measure.telemetry import Nvml, Watch
 from flashbench.measure.timer import time_call
 from flashbench.measure.workload import Inputs, Operation, make_inputs, make_operation, matmul_precision, same_inputs
-from flashbench.providers.spec import Bound, Provider, Unsupported
-from flashbench.records import Case, Device, Problem, Row, Timing
+from flashbench.providers.spec import Provider, Unsupported
+from flashbench.records import Case, Device, Problem, Row, State, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Settings:
     seed: int = 0
     check_only: bool = False
     energy: bool = False
+    cross_check: bool = False
 
 
 @dataclass
@@ -121,7 +124,8 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     outcome = _check(problem, reference, operation, inputs, session)
     draft.fields["check"] = outcome.check
     draft.warnings += outcome.warnings
-    _record_launch(draft, bound)
+    if bound.launch is not None:
+        draft.fields["launch"] = bound.launch(inputs.q, inputs.k, inputs.v)
     if outcome.problem:
         session.forget()  # the provider may have written to the inputs
         return draft.finish("incorrect", outcome.problem), []
@@ -138,11 +142,12 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     draft.warnings += samples.warnings
     if not samples.values_ms:
         return draft.finish("invalid", "no time could be read: no sample counted"), []
-    if not samples.converged:
-        draft.warnings.append("the median's interval did not close within the budget")
+    draft.warnings += _doubts(samples, draft.fields["state"])
     impossible = beyond_physics(draft.case, samples.values_ms, device)
     if impossible:
         return draft.finish("invalid", impossible), samples.values_ms
+    if settings.cross_check:
+        draft.fields["cross_check"] = cross_check(operation.run, settings.rule, device)
     if settings.energy:
         session.announce("energy")
         energy = measure_energy(operation.run, device, session.nvml)
@@ -158,7 +163,7 @@ def _check(problem: Problem, reference: Reference, operation: Operation, inputs:
     again = operation.results()
     _synchronize(session.device)
     outcome = check_results(problem, reference, results, again)
-    if outcome.problem is None and not same_inputs(problem, session.settings.seed, inputs):
+    if not same_inputs(problem, session.settings.seed, inputs):
         return Outcome(outcome.check, "the provider changed its inputs", outcome.warnings)
     return outcome
 
@@ -166,6 +171,19 @@ def _check(problem: Problem, reference: Reference, operation: Operation, inputs:
 def _poison(elements: int, dtype: torch.dtype, device: torch.device) -> None:
     """Leave NaN in the block that the allocator hands out next, so that an output that is not written shows."""
     torch.full((elements,), float("nan"), dtype=dtype, device=device)
+
+
+def _doubts(samples: Samples, state: State | None) -> list[str]:
+    """What a reader should know before believing a time."""
+    found = []
+    if not samples.converged:
+        found.append("the median's interval did not close within the budget")
+    if bimodal(samples.values_ms):
+        found.append("the times fall into two groups")
+    if state is not None and state.throttle_reasons and state.sm_clock_mhz is not None:
+        low, high = state.sm_clock_mhz
+        found.append(f"clocks were throttled ({', '.join(state.throttle_reasons)}): {low} to {high} MHz")
+    return found
 
 
 def _timing(samples: Samples, rule: Rule) -> Timing:
@@ -179,11 +197,6 @@ def _timing(samples: Samples, rule: Rule) -> Timing:
         duty_cycle=round(samples.duty_cycle, 3),
         converged=samples.converged,
     )
-
-
-def _record_launch(draft: _Draft, bound: Bound) -> None:
-    if bound.launch is not None:
-        draft.fields["launch"] = bound.launch()
 
 
 def _synchronize(device: Device) -> None:

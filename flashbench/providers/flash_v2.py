@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashbench.providers.spec import Bound, Provider, no_kernel_for_dtype
 from flashbench.records import Device, Problem
@@ -41,10 +41,13 @@ PROVIDERS = (
 def bind(problem: Problem, _device: Device) -> Bound:
     from flashbench.kernels.flash_v2 import flash_v2_forward, launch_figures
 
-    precision = "tf32" if problem.dtype == "tf32" else "ieee"
+    options: dict[str, Any] = {"mask": problem.mask, "precision": "tf32" if problem.dtype == "tf32" else "ieee"}
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = flash_v2_forward(q, k, v, mask=problem.mask, precision=precision)
+        out: Tensor = flash_v2_forward(q, k, v, **options)
         return out
 
-    return Bound(call, launch=launch_figures)
+    def launch(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        return launch_figures(q, k, v, **options)
+
+    return Bound(call, launch=launch)

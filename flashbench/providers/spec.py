@@ -29,8 +29,8 @@ class Bound:
     call: Callable[[Tensor, Tensor, Tensor], Tensor]
     backend: Callable[[Tensor, Tensor, Tensor], str | None] | None = None
     """Names the implementation that these inputs really get, where the library chooses."""
-    launch: Callable[[], dict[str, Any] | None] | None = None
-    """Block shape, warps, registers and the like of the last call, for the project's own kernels."""
+    launch: Callable[[Tensor, Tensor, Tensor], dict[str, Any]] | None = None
+    """Block shape, warps, registers, spills and shared memory of the kernel for these inputs: the project's own kernels tell."""
 
 
 @dataclass(frozen=True, slots=True)

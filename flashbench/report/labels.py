@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ LABEL_GID = "label"
 _MARGIN_PT = 1.0
 _LEADER_PT = 11.0
 """A label whose near edge is further from its point than this gets a line to it."""
+_NEAR_PT = 30.0
 # Above and below first (a sweep runs sideways), then the sides, then the corners; in units of the unit circle.
 _DIRECTIONS = ((0, 1), (0, -1), (-1, 0), (1, 0), (-1, 1), (1, 1), (-1, -1), (1, -1))
 _RADII_PT = (5.0, 9.0, 14.0, 20.0, 27.0, 35.0, 44.0, 55.0, 70.0, 90.0)
@@ -60,9 +62,9 @@ class Wanted:
 def place(
     wanted: Sequence[Wanted], bounds: Box, obstacles: Iterable[Box] = (), labels: Iterable[Box] = ()
 ) -> list[Box | None]:
-    """A box for each label: the nearest candidate inside `bounds` that overlaps no obstacle, none of `labels` and no label placed before it.
+    """A box for each label inside `bounds`: of the candidates near its point the one that covers the fewest obstacles, nearest first.
 
-    A label that finds no such place may cover obstacles but never another label; None when even that fails. Earlier labels choose first.
+    No box overlaps one of `labels` or a label placed before it; None where that cannot be. Earlier labels choose first.
     """
     taken = list(labels)
     fixed = list(obstacles)
@@ -70,13 +72,39 @@ def place(
     for label in wanted:
         candidates = [box for box in _candidates(label) if box.inside(bounds)]
         clear = [box for box in candidates if not any(box.overlaps(other) for other in taken)]
-        box = next((box for box in clear if not any(box.overlaps(other) for other in fixed)), None)
-        if box is None and clear:
-            box = min(clear, key=lambda b: sum(b.overlaps(other) for other in fixed))
+        # Crossing a line reads better than standing far away.
+        near = [box for box in clear if math.hypot(*_nearest(label, box)) <= _NEAR_PT] or clear
+        around = _around(label)
+        close = [other for other in (*fixed, *taken) if other.overlaps(around)]
+        box = min(near, key=lambda b: _crossings(label, b, close), default=None)
         if box is not None:
             taken.append(box)
         placed.append(box)
     return placed
+
+
+def _crossings(label: Wanted, box: Box, obstacles: Sequence[Box]) -> int:
+    """How many obstacles the box and the way to it from the label's point cover."""
+    x, y = _nearest(label, box)
+    steps = int(math.hypot(x, y) / 4)
+    way = [Box(label.x + x * t, label.y + y * t, label.x + x * t + 1, label.y + y * t + 1) for t in _between(steps)]
+    return sum(box.overlaps(o) or any(spot.overlaps(o) for spot in way) for o in obstacles)
+
+
+def _between(steps: int) -> list[float]:
+    """Fractions along a leader, without the start, where the label's own marker is."""
+    return [i / steps for i in range(2, steps)]
+
+
+def _nearest(label: Wanted, box: Box) -> tuple[float, float]:
+    """The way from the label's point to the nearest edge of the box, in points."""
+    return min(max(label.x, box.left), box.right) - label.x, min(max(label.y, box.bottom), box.top) - label.y
+
+
+def _around(label: Wanted) -> Box:
+    """Everything that a candidate may touch."""
+    x, y = _RADII_PT[-1] + label.width, _RADII_PT[-1] + label.height
+    return Box(label.x - x, label.y - y, label.x + x, label.y + y)
 
 
 def _candidates(label: Wanted) -> Iterable[Box]:
@@ -137,10 +165,8 @@ def write_labels(
 def _move(axes: Axes, text: Text, note: Note, box: Box, want: Wanted) -> None:
     """Put `text` into its box, and draw its leader when the box is not beside the point."""
     _shift(axes, text, box.left + _MARGIN_PT - want.x, box.bottom + _MARGIN_PT - want.y)
-    near_x = min(max(want.x, box.left), box.right) - want.x
-    near_y = min(max(want.y, box.bottom), box.top) - want.y
-    if math.hypot(near_x, near_y) > _LEADER_PT:
-        _leader(axes, note, near_x, near_y)
+    if math.hypot(*_nearest(want, box)) > _LEADER_PT:
+        _leader(axes, note, *_nearest(want, box))
 
 
 def _shift(axes: Axes, text: Text, dx_pt: float, dy_pt: float) -> None:
@@ -194,6 +220,21 @@ def point_boxes(axes: Axes, points: Iterable[tuple[float, float]], half_pt: floa
     for point in points:
         x, y = (float(v) * to_pt for v in axes.transData.transform(point))
         boxes.append(Box(x - half_pt, y - half_pt, x + half_pt, y + half_pt))
+    return boxes
+
+
+def line_boxes(axes: Axes, groups: tuple[str, ...], step_pt: float = 5.0) -> list[Box]:
+    """Small boxes along the lines of an axes whose group id starts with one of `groups`."""
+    to_pt = 72 / axes.figure.dpi
+    boxes = []
+    for line in axes.lines:
+        if not str(line.get_gid()).startswith(groups):
+            continue
+        corners = [(float(x) * to_pt, float(y) * to_pt) for x, y in axes.transData.transform(line.get_xydata())]
+        for (x0, y0), (x1, y1) in itertools.pairwise(corners):
+            count = int(math.hypot(x1 - x0, y1 - y0) / step_pt) + 1
+            middles = [((i + 0.5) / count * (x1 - x0) + x0, (i + 0.5) / count * (y1 - y0) + y0) for i in range(count)]
+            boxes += [Box(x - 1.5, y - 1.5, x + 1.5, y + 1.5) for x, y in middles]
     return boxes
 
 

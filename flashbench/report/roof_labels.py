@@ -49,6 +49,9 @@ def write_ridge_numbers(axes: Axes, scale: Scale, blocked: Sequence[Box]) -> lis
     return covered
 
 
+_STEP_PT = 6.0
+
+
 @dataclass(frozen=True, slots=True)
 class _Slope:
     gbps: float
@@ -138,6 +141,20 @@ def _along(axes: Axes, x: float, y: float, length_pt: float, lift_pt: float) -> 
     ]
 
 
+def above_roof(axes: Axes, scale: Scale) -> list[Box]:
+    """The room above the device's bandwidth line, in narrow boxes: a label there would seem to belong to a point above the roof."""
+    slopes = [c.value for s in SOURCES if (c := bandwidth(scale.own, s, scale.regime)) is not None]
+    if not slopes:
+        return []
+    to_pt = 72 / axes.figure.dpi
+    frame = axes.get_window_extent()
+    # In points on the page the line rises at 45 degrees through its height at 1 FLOP/byte.
+    x, y = (float(v) * to_pt for v in axes.transData.transform((1, scale.y(max(slopes) / 1e3))))
+    left, right, top = frame.x0 * to_pt, frame.x1 * to_pt, frame.y1 * to_pt
+    steps = [left + i * _STEP_PT for i in range(int((right - left) / _STEP_PT))]
+    return [Box(at, y - x + at + _STEP_PT, at + _STEP_PT, top) for at in steps if y - x + at + _STEP_PT < top]
+
+
 def write_side_labels(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
     """Value and origin of each horizontal ceiling, beside the right end of a row of panels."""
     entries: list[tuple[float, str, str, str]] = []
@@ -154,7 +171,6 @@ def write_side_labels(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
             arrow = "↑ " if scale.y(value) >= scale.y_limits[1] else ""
             tail = dim if mode == "forward" else f"{dim}, {mode.replace('_', ' + ')}"
             entries.append((value, f"{arrow}{_value(scale, value)}  exp unit {source}", tail, INK))
-    missing = without_peak(scale.own, scale.dtypes)
     width_pt, height_pt = (v * 72 for v in scale.panel_inches)
     ends = [min(scale.inches(1, scale.y(value))[1] * 72, height_pt) for value, *_ in entries]
     heights = stack(ends, 2.45 * SMALL_PT, 10, height_pt + 6)
@@ -167,7 +183,7 @@ def write_side_labels(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
         axes.text(x, y, head, transform=axes.transAxes, size=SMALL_PT, color=colour, va="baseline", gid="ceiling label")
         axes.text(
             x,
-            y - 2 / height_pt,
+            y - 3 / height_pt,
             tail,
             transform=axes.transAxes,
             size=SMALL_PT - 1,
@@ -175,14 +191,10 @@ def write_side_labels(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
             va="top",
             gid="ceiling label",
         )
-    for index, dtype in enumerate(missing):
-        x, y = 1 + 12 / width_pt, (min(heights, default=height_pt) - (index + 2) * 2 * SMALL_PT) / height_pt
-        axes.text(
-            x, y, f"no {dtype} peak on", transform=axes.transAxes, size=SMALL_PT, color=INK, va="bottom", gid="no peak"
-        )
-        axes.text(
-            x, y, scale.own.label, transform=axes.transAxes, size=SMALL_PT - 1, color=GREY, va="top", gid="no peak"
-        )
+    for index, dtype in enumerate(without_peak(scale.own, scale.dtypes)):
+        y = (min(heights, default=height_pt) - (index + 2) * 2 * SMALL_PT) / height_pt
+        text = f"no {dtype} peak on {scale.own.label}"
+        axes.text(1 + 12 / width_pt, y, text, transform=axes.transAxes, size=SMALL_PT - 1, color=INK, gid="no peak")
 
 
 def _value(scale: Scale, tflops: float) -> str:

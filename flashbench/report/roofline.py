@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from flashbench.report import figure as page
 from flashbench.report import points as rows
 from flashbench.report import series
-from flashbench.report.labels import Note, point_boxes, write_column, write_labels
+from flashbench.report.labels import Note, line_boxes, point_boxes, write_column, write_labels
 from flashbench.report.looks import Look, provider_looks
 from flashbench.report.points import Point
-from flashbench.report.roof_labels import write_ridge_numbers, write_side_labels, write_slope_labels
+from flashbench.report.roof_labels import above_roof, write_ridge_numbers, write_side_labels, write_slope_labels
 from flashbench.report.roof_lines import draw_roofs
 from flashbench.report.roofline_scale import Scale, scale_for
 from flashbench.report.roofline_text import footer
@@ -50,7 +50,7 @@ def roofline(frame: pd.DataFrame, machines: Sequence[Machine], *, title: str = "
             scale.panel_inches,
             title or f"Roofline of attention on {points[0].device_id}",
             footer(selection, scale),
-            right_inches=1.75,
+            right_inches=1.9,
         )
         looks = provider_looks(p.provider for p in points)
         for panel_row, line in zip(panel_rows, sheet.panels, strict=True):
@@ -111,7 +111,8 @@ def _write_labels(axes: Axes, points: Sequence[Point], looks: dict[str, Look], s
     rightmost = max((note.x for note in names), default=0)
     labels += write_column(axes, [note for note in names if note.x > rightmost / 3])
     inner = [note for note in names if note.x <= rightmost / 3]
-    write_labels(axes, [*_end_notes(points, scale), *inner], markers, labels)
+    obstacles = markers + line_boxes(axes, ("line", "peak", "bandwidth")) + above_roof(axes, scale)
+    write_labels(axes, [*inner, *_end_notes(points, scale)], obstacles, labels)
 
 
 def _end_notes(points: Sequence[Point], scale: Scale) -> list[Note]:

@@ -12,7 +12,7 @@ from flashbench.report.figure import number_text
 from flashbench.report.looks import marker_key
 from flashbench.report.points import ON_A_ROOFLINE, Point, Selection, select
 from flashbench.report.roofline_scale import Scale
-from flashbench.report.roofs import Machine, excess, is_other_device, own_machine, without_peak
+from flashbench.report.roofs import Machine, excess, own_machine, without_peak
 from flashbench.report.series import conditions_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def notes(frame: pd.DataFrame, machines: Sequence[Machine]) -> list[str]:
     device = selection.points[0].device_id
     own = own_machine(machines, device)
     lines = selection.notes()
-    if is_other_device(own, device):
+    if own.label != device:
         lines.append(f"the rows were measured on {device}, but the ceilings are those of {own.label}")
     lines += [f"no {dtype} peak on {own.label}" for dtype in without_peak(own, _dtypes(selection))]
     if len({p.regime for p in selection.points}) > 1:
@@ -50,7 +50,7 @@ def footer(selection: Selection, scale: Scale) -> list[str]:
     points, own = selection.points, scale.own
     device = points[0].device_id
     where = [f"{device}{f': {own.note}' if own.note else ''}.", conditions_text(points)]
-    if is_other_device(own, device):
+    if own.label != device:
         where.append(f"The ceilings are those of {own.label}, not of this device.")
     sources = {c.source for c in own.ceilings}
     if "spec" in sources:

@@ -21,7 +21,7 @@ SOURCES: tuple[Source, ...] = ("spec", "measured")
 class Machine:
     """The ceilings of one device: that of the rows (`own`), or another one drawn for reference.
 
-    `label` is the catalogue's id where there is one; `note` says in words what the footer should add (variant, clocks, power limit).
+    `label` is the device's id, which is the catalogue's where there is one; `note` says in words what the footer should add (variant, clocks, power limit).
     """
 
     label: str
@@ -114,11 +114,6 @@ def own_machine(machines: Sequence[Machine], device_id: str) -> Machine:
             "run `flashbench ceilings` there, or give --gpu NAME to use the data sheet of a card that the catalogue knows"
         )
     return own
-
-
-def is_other_device(machine: Machine, device_id: str) -> bool:
-    """Whether rows of `device_id` are held against the ceilings of another device."""
-    return machine.label not in device_id and device_id not in machine.label
 
 
 def excess(point: Point, machine: Machine, sources: Collection[Source] = SOURCES) -> str | None:

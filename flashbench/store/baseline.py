@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashbench.errors import StoreError, UsageError, nearest
-from flashbench.records import from_plain, to_plain
+from flashbench.records import STATUSES, from_plain, to_plain
 from flashbench.store.side import Identity, Observation, Side, typical_ms, worst_status
 
 SCHEMA_VERSION = 1
@@ -154,6 +154,14 @@ def _case_from_plain(line: Mapping[str, Any]) -> tuple[Observation, ...]:
     key = line["key"]
     words = {name: line.get(name) for name in ("reason", "method", "l2", "regime")}
     columns = {"median_ms": line["median_ms"], **{name: line.get(name) for name in _ROUND_FIELDS}}
+    status = line.get("status", "ok")
+    if status not in STATUSES:
+        raise ValueError(f"status of '{key}' is {status!r}")
+    short = [
+        name for name, values in columns.items() if isinstance(values, list) and len(values) != len(line["median_ms"])
+    ]
+    if short:
+        raise ValueError(f"in '{key}', {short[0]} and median_ms are of different lengths")
     rounds = []
     for index, (number, _) in enumerate(_in_rounds(line)):
         facts = {name: values[index] if isinstance(values, list) else values for name, values in columns.items()}
@@ -163,7 +171,7 @@ def _case_from_plain(line: Mapping[str, Any]) -> tuple[Observation, ...]:
         odd = next((f"{name} holds {value!r}" for name, value in facts.items() if not _is_number(value)), None)
         if odd:
             raise ValueError(f"in '{key}', {odd}")
-        rounds.append(Observation(number, line.get("status", "ok"), throttle_reasons=reasons, **words, **facts))
+        rounds.append(Observation(number, status, throttle_reasons=reasons, **words, **facts))
     return tuple(rounds)
 
 
@@ -178,7 +186,7 @@ def _in_rounds(line: Mapping[str, Any]) -> list[tuple[int, Any]]:
     """(round, median) of a line; ValueError when the two do not go together."""
     medians = line["median_ms"]
     numbers = line.get("rounds", list(range(len(medians))))
-    if not all(type(number) is int for number in numbers):
+    if not all(type(number) is int for number in numbers) or len(set(numbers)) < len(numbers):
         raise ValueError(f"rounds are {numbers!r}")
     odd = next((ms for ms in medians if not _is_number(ms)), None)
     if odd is not None:

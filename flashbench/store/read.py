@@ -53,7 +53,7 @@ class Run:
 def find_run(path: Path | str) -> Path:
     """The run's folder that `path` means: itself, the folder of a file inside one, or the newest run below.
 
-    Raises StoreError when there is none.
+    Raises UsageError when there is nothing at the path, StoreError when what is there holds no run.
     """
     path = Path(path)
     if path.is_file() and (path.parent / HEADER).is_file():
@@ -62,7 +62,7 @@ def find_run(path: Path | str) -> Path:
         return path
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise StoreError(f"no run at '{path}': there is no such folder{nearest(path.name, siblings)}")
+        raise UsageError(f"no run at '{path}': there is no such folder{nearest(path.name, siblings)}")
     runs = [header.parent for header in path.rglob(HEADER)]
     if not runs:
         raise StoreError(
