@@ -39,7 +39,13 @@ def cli(environment: dict[str, str], tmp_path: Path) -> Cli:
     def run(*arguments: str, timeout: float = 240, **extra: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "flashbench", *arguments]
         return subprocess.run(
-            command, cwd=tmp_path, env={**environment, **extra}, capture_output=True, text=True, timeout=timeout, check=False
+            command,
+            cwd=tmp_path,
+            env={**environment, **extra},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
 
     return run

@@ -3,6 +3,7 @@
 import os
 import resource
 import time
+from pathlib import Path
 
 import torch
 
@@ -84,7 +85,7 @@ def exits(q, k, v, **parameters):
 
 def hungry(q, k, v, **parameters):
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20), hard))
     try:
         kept = []

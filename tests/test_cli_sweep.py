@@ -157,12 +157,17 @@ def test_ten_kills_lose_no_finished_row_and_nothing_is_measured_twice(environmen
         if files:
             command = ("sweep", "--resume", "out")
             complete = files[0].read_text().split("\n")[:-1]
-            assert [line for line in complete[: len(seen)]] == seen, "a finished row changed or went missing"
+            assert complete[: len(seen)] == seen, "a finished row changed or went missing"
             for line in complete:
                 json.loads(line)
             seen = complete
     done = subprocess.run(
-        [sys.executable, "-m", "flashbench", *command], cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False
+        [sys.executable, "-m", "flashbench", *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     keys = [row["key"] for row in rows_in(tmp_path / "out")]

@@ -91,7 +91,9 @@ def test_a_round_that_went_on_in_a_new_worker_says_so(faulty_rows: dict[str, dic
     assert any("new worker" in warning for warning in faulty_rows["right"]["warnings"])
 
 
-def test_an_output_that_differs_from_call_to_call_is_a_warning_with_its_size(faulty_rows: dict[str, dict[str, Any]]) -> None:
+def test_an_output_that_differs_from_call_to_call_is_a_warning_with_its_size(
+    faulty_rows: dict[str, dict[str, Any]],
+) -> None:
     row = faulty_rows["flaky"]
     assert row["status"] == "ok"
     assert 0 < row["check"]["run_to_run_max"] < 1e-6

@@ -14,7 +14,21 @@ import flashbench
 
 PACKAGE = Path(flashbench.__file__).parent
 HEAVY = ("torch", "triton", "pydantic", "pandas", "scipy", "matplotlib", "numpy")
-ORDER = ("records", "errors", "config", "hardware", "model", "store", "analysis", "report", "kernels", "providers", "measure", "run", "cli")
+ORDER = (
+    "records",
+    "errors",
+    "config",
+    "hardware",
+    "model",
+    "store",
+    "analysis",
+    "report",
+    "kernels",
+    "providers",
+    "measure",
+    "run",
+    "cli",
+)
 
 
 def loaded_by(code: str, modules: tuple[str, ...]) -> list[str]:
@@ -46,7 +60,9 @@ def test_planning_and_the_table_of_providers_import_no_torch() -> None:
 def test_importing_the_package_warns_of_nothing() -> None:
     # NV-06: the deprecated package `pynvml` warns at import, nvidia-ml-py does not.
     code = "import flashbench, flashbench.cli.main, pynvml"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -67,5 +83,11 @@ def test_torch_is_imported_at_module_level_only_where_the_worker_runs(path: Path
     if layer in ("kernels", "measure"):
         return
     for node in ast.parse(path.read_text()).body:
-        names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names = (
+            [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
         assert not any(name and name.split(".")[0] in ("torch", "triton") for name in names)

@@ -24,6 +24,10 @@ FULL_RATE_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 SLOW_FLOAT64_FLOPS = 2e13
 """Elsewhere float64 runs at about 1 TFLOP/s; beyond this much work the reference is float32."""
 
+GPU_CHUNK_ELEMENTS = 2**28
+"""Scores of one chunk: 2 GiB in float64, of which five live at once in backward."""
+CPU_CHUNK_ELEMENTS = 2**22
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -82,8 +86,7 @@ class _Chunk:
 
 def _chunks(problem: Problem, device: torch.device) -> Iterator[_Chunk]:
     group = problem.heads_q // problem.heads_kv
-    # Five N x N temporaries of a chunk live at once in backward; 2^28 elements of float64 are 2 GiB each.
-    limit = 2**28 if device.type == "cuda" else 2**22
+    limit = GPU_CHUNK_ELEMENTS if device.type == "cuda" else CPU_CHUNK_ELEMENTS
     per_head = group * problem.seq_q * problem.seq_kv
     rows = problem.seq_q if per_head <= limit else max(1, limit // (group * problem.seq_kv))
     all_heads = problem.batch * problem.heads_kv

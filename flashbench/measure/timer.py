@@ -154,9 +154,6 @@ class EventTimer:
         values: list[float] = []
         late = 0
         for _ in range(self.batch_size):
-            torch.cuda._sleep(
-                self.spin_cycles
-            )  # the host's way to the second spin must not leave a gap after the flush
             self.flush()
             torch.cuda._sleep(self.spin_cycles)
             start, end, in_time = self._launch()

@@ -32,10 +32,6 @@ def _absent(backend: str, device: Device) -> str | None:
     return f"this PyTorch has no {backend} backend for {device.name} (it has: {have})"
 
 
-def _needs_explicit_mask(problem: Problem) -> bool:
-    return problem.window is not None
-
-
 def _half_precision(problem: Problem, backend: str) -> str | None:
     if problem.dtype in ("bf16", "fp16"):
         return None
@@ -62,12 +58,14 @@ def _math(problem: Problem, device: Device) -> str | None:
 
 def _flash(problem: Problem, device: Device) -> str | None:
     reason = _shared_reason(problem, device) or _absent("flash", device)
-    if reason or device.kind == "cpu":
+    if reason:
         return reason
-    if _needs_explicit_mask(problem):
-        return "the flash backend takes no explicit mask, which a window needs in PyTorch"
     if problem.head_dim != problem.head_dim_v:
         return "the flash backend needs head_dim_v equal to head_dim"
+    if device.kind == "cpu":
+        return None
+    if problem.window is not None:
+        return "the flash backend takes no explicit mask, which a window needs in PyTorch"
     return _half_precision(problem, "flash") or _odd_head_dim(problem, 8, 256, "flash")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashbench import __version__
-from flashbench.errors import FlashbenchError, StoreError, nearest
+from flashbench.errors import FlashbenchError, StoreError, UsageError, nearest
 from flashbench.records import Check, Memory, Row, State, Timing, from_plain
 
 SCHEMA_VERSION = 1
