@@ -11,7 +11,7 @@ from flashbench.report.verdicts import title
 MOST = 10
 
 
-def annotations(comparison: Comparison, most: int = MOST) -> list[str]:
+def github_annotations(comparison: Comparison, most: int = MOST) -> list[str]:
     """Workflow commands, one a line, worst first: errors for what fails the job, warnings for what a person should look at.
 
     A job that fails for no single case (nothing in common, too few cases) gets its reason as the one error.

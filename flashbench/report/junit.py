@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from flashbench.analysis.gate.groups import group_name
 from flashbench.analysis.gate.verdict import Comparison, Finding, code_of, outcome, percent
@@ -17,7 +17,7 @@ def render_junit(comparison: Comparison) -> str:
     code, line = outcome(comparison)
     cases = [_testcase(finding, comparison) for finding in comparison.findings]
     counts = {tag: sum(case.find(tag) is not None for case in cases) for tag in ("failure", "error", "skipped")}
-    suite = ElementTree.Element(
+    suite = ET.Element(
         "testsuite",
         name="flashbench gate",
         tests=str(len(cases)),
@@ -25,34 +25,34 @@ def render_junit(comparison: Comparison) -> str:
         errors=str(counts["error"]),
         skipped=str(counts["skipped"]),
     )
-    facts = ElementTree.SubElement(suite, "properties")
+    facts = ET.SubElement(suite, "properties")
     for name, value in (
         ("outcome", line),
         ("exit_code", str(code)),
         ("base", comparison.base_label),
         ("new", comparison.new_label),
     ):
-        ElementTree.SubElement(facts, "property", name=name, value=_text(value))
+        ET.SubElement(facts, "property", name=name, value=_text(value))
     suite.extend(cases)
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    ET.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
 
 
-def _testcase(finding: Finding, comparison: Comparison) -> ElementTree.Element:
+def _testcase(finding: Finding, comparison: Comparison) -> ET.Element:
     place = "groups" if finding.members else group_name(finding.key).replace(" ", ".")
-    case = ElementTree.Element("testcase", classname=f"flashbench.{_text(place)}", name=_text(finding.key))
+    case = ET.Element("testcase", classname=f"flashbench.{_text(place)}", name=_text(finding.key))
     if comparison.rules.metric.name == "time" and finding.new is not None:
         case.set("time", f"{finding.new / 1e3:.9f}")
     message = _text(finding.reason or finding.verdict)
     code = code_of(finding, comparison.rules)
     if finding.verdict == "regression" and code:
-        ElementTree.SubElement(case, "failure", type="PerformanceRegression", message=message).text = _evidence(finding)
+        ET.SubElement(case, "failure", type="PerformanceRegression", message=message).text = _evidence(finding)
     elif code:
-        ElementTree.SubElement(case, "error", type=finding.verdict, message=message).text = _evidence(finding)
+        ET.SubElement(case, "error", type=finding.verdict, message=message).text = _evidence(finding)
     elif finding.verdict in ("missing", "inconclusive", "new"):
-        ElementTree.SubElement(case, "skipped", message=f"{finding.verdict}: {message}")
+        ET.SubElement(case, "skipped", message=f"{finding.verdict}: {message}")
     elif finding.verdict != "pass":
-        ElementTree.SubElement(case, "system-out").text = f"{finding.verdict}: {message}"
+        ET.SubElement(case, "system-out").text = f"{finding.verdict}: {message}"
     return case
 
 
