@@ -256,6 +256,8 @@ class Row:
     """UTC, ISO 8601."""
     seconds: float | None = None
     """Wall time of the whole visit, compilation and check included."""
+    stage_seconds: dict[str, float] | None = None
+    """Where that time went: reference (first provider of a problem only), first call, check, memory, time."""
     first_call_ms: float | None = None
     """The first call, in which compilation and autotuning happen."""
     backend: str | None = None

@@ -1,4 +1,4 @@
-"""Two small Triton kernels that reach a unit's ceiling: reading the L2 over and over, and nothing but exponentials."""
+"""Small Triton kernels that reach a unit's ceiling: reading the L2 over and over, nothing but exponentials, and nothing at all."""
 
 from __future__ import annotations
 
@@ -25,13 +25,31 @@ def _read(source, sums, elements, passes, BLOCK: tl.constexpr):
     tl.store(sums + program, tl.sum(total))
 
 
-def read_repeatedly(source: torch.Tensor, passes: int) -> torch.Tensor:
-    """Read `source` (fp32, resident in the L2) `passes` times; 4 * elements * passes bytes of L2 traffic."""
-    sms = torch.cuda.get_device_properties(source.device).multi_processor_count
-    programs = 4 * sms
+READ_PROGRAMS_PER_SM = 4
+
+
+def read_repeatedly(source: torch.Tensor, passes: int, sm_count: int) -> torch.Tensor:
+    """Read `source` (fp32, resident in the L2) about `passes` times; see `bytes_read_repeatedly`."""
+    programs = READ_PROGRAMS_PER_SM * sm_count
     sums = torch.empty(programs, device=source.device)
     _read[(programs,)](source, sums, source.numel(), passes, BLOCK=BLOCK, num_warps=8)
     return sums
+
+
+def bytes_read_repeatedly(elements: int, passes: int, sm_count: int) -> int:
+    """What `read_repeatedly` really reads of `elements` fp32 values: whole blocks, the same number by each program."""
+    programs = READ_PROGRAMS_PER_SM * sm_count
+    return passes * (elements // BLOCK) // programs * programs * BLOCK * 4
+
+
+@triton.jit
+def _nothing(out):
+    tl.store(out, 0.0)
+
+
+def nothing(device: torch.device) -> None:
+    """One program that stores one number: a kernel without work."""
+    _nothing[(1,)](torch.empty(1, device=device), num_warps=1)
 
 
 @triton.jit

@@ -66,8 +66,9 @@ def _index(wanted: str) -> int:
             return index
         raise UsageError(f"--device {wanted}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
     uuids = [_uuid(i) for i in range(count)]
-    if wanted in uuids:
-        return uuids.index(wanted)
+    bare = [_without_kind(uuid) for uuid in uuids]
+    if _without_kind(wanted) and _without_kind(wanted) in bare:
+        return bare.index(_without_kind(wanted))
     raise UsageError(
         f"--device {wanted}: not auto, cpu, cuda, cuda:N or the UUID of a GPU here ({', '.join(map(str, uuids))})"
     )
@@ -78,10 +79,14 @@ def _uuid(index: int) -> str | None:
     return f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid
 
 
+def _without_kind(uuid: str | None) -> str:
+    """A UUID as PyTorch writes it; GPU- and MIG- are NVML's."""
+    return (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
 def _cuda(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
-    uuid = _uuid(index)
-    nvml = Nvml.open(uuid)
+    nvml = Nvml.open(_uuid(index))
     facts = nvml.facts()
     nvml.close()
     return Device(
@@ -89,7 +94,7 @@ def _cuda(index: int) -> Device:
         name=properties.name,
         memory_bytes=properties.total_memory,
         index=index,
-        uuid=uuid,
+        uuid=nvml.uuid,
         capability=(properties.major, properties.minor),
         sm_count=properties.multi_processor_count,
         l2_bytes=getattr(properties, "L2_cache_size", None) or None,

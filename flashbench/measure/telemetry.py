@@ -6,8 +6,10 @@ UUID that PyTorch reports, because NVML does not know CUDA_VISIBLE_DEVICES.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +35,48 @@ def text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def load_bindings() -> tuple[Any, str | None]:
+    """The module `pynvml` of nvidia-ml-py, or None and the reason why it cannot be used. Never raises."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the deprecated package `pynvml` warns, which under -W error is fatal
+            import pynvml
+    except ModuleNotFoundError:
+        return None, "nvidia-ml-py is not installed"
+    except Exception as error:
+        return None, f"the NVML bindings cannot be imported: {error}"
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:  # every NVML failure means the same here: no telemetry
+        return None, f"NVML does not start: {error}"
+    return pynvml, None
+
+
+def shut_down(module: Any) -> None:
+    with contextlib.suppress(Exception):
+        module.nvmlShutdown()
+
+
+def gpu_uuids() -> tuple[tuple[str, ...], str | None]:
+    """UUIDs of all GPUs that NVML shows, in PCI order, and the reason when they cannot be read. Never raises."""
+    module, problem = load_bindings()
+    if module is None:
+        return (), problem
+    try:
+        handles = [module.nvmlDeviceGetHandleByIndex(i) for i in range(module.nvmlDeviceGetCount())]
+        return tuple(text(module.nvmlDeviceGetUUID(handle)) for handle in handles), None
+    except Exception as error:
+        return (), f"NVML cannot list the GPUs: {error}"
+    finally:
+        shut_down(module)
+
+
 @dataclass
 class Nvml:
     """An open NVML handle of one GPU, or the reason why there is none."""
 
     uuid: str | None
+    """As NVML knows it: GPU-..., or MIG-... for an instance of a partitioned card."""
     problem: str | None = None
     _module: Any = None
     _handle: Any = None
@@ -47,25 +86,24 @@ class Nvml:
         """Never raises: without NVML every reading is None, and `problem` says why."""
         if uuid is None:
             return cls(None, "this device has no UUID")
-        try:
-            import pynvml
-        except ImportError:
-            return cls(uuid, "nvidia-ml-py is not installed")
-        try:
-            pynvml.nvmlInit()
-        except Exception as error:  # every NVML failure means the same here: no telemetry
-            return cls(uuid, f"NVML does not start: {error}")
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        except Exception as error:
-            pynvml.nvmlShutdown()
-            return cls(uuid, f"NVML does not know {uuid}: {error}")
-        return cls(uuid, None, pynvml, handle)
+        module, problem = load_bindings()
+        if module is None:
+            return cls(uuid, problem)
+        # PyTorch gives a MIG instance's UUID without its kind, so it is tried under that prefix too.
+        names = [uuid, uuid.replace("GPU-", "MIG-", 1)] if uuid.startswith("GPU-") else [uuid]
+        first: Exception | None = None
+        for name in names:
+            try:
+                return cls(name, None, module, _by_uuid(module, name))
+            except Exception as error:
+                first = first or error
+        shut_down(module)
+        return cls(uuid, f"NVML does not know {uuid}: {first}")
 
     def close(self) -> None:
         if self._handle is not None:
-            self._module.nvmlShutdown()
             self._handle = None
+            shut_down(self._module)
 
     def read(self, name: str, *arguments: Any) -> Any:
         """The result of an NVML call on this GPU by its name, or None where it is not supported or not allowed."""
@@ -91,14 +129,14 @@ class Nvml:
             "memory_clock_mhz": _int(self.read("nvmlDeviceGetMaxClockInfo", 2)),
             "memory_bus_bits": _int(self.read("nvmlDeviceGetMemoryBusWidth")),
             "power_limit_w": power / 1e3 if power is not None else None,
-            "mig": bool(mig[0]) if mig is not None else None,
+            "mig": True if (self.uuid or "").startswith("MIG-") else bool(mig[0]) if mig is not None else None,
             "ecc": bool(ecc[0]) if ecc is not None else None,
             "persistence": _flag(self.read("nvmlDeviceGetPersistenceMode")),
             "driver": self._driver(),
         }
 
     def _driver(self) -> str | None:
-        if self._module is None:
+        if self._handle is None:
             return None
         try:
             return text(self._module.nvmlSystemGetDriverVersion())
@@ -108,6 +146,13 @@ class Nvml:
     def energy_mj(self) -> int | None:
         """Energy since the driver was loaded, in millijoules."""
         return _int(self.read("nvmlDeviceGetTotalEnergyConsumption"))
+
+
+def _by_uuid(module: Any, uuid: str) -> Any:
+    try:
+        return module.nvmlDeviceGetHandleByUUID(uuid)
+    except TypeError:  # old bindings pass what they get on to C
+        return module.nvmlDeviceGetHandleByUUID(uuid.encode())
 
 
 def _int(value: Any) -> int | None:

@@ -57,7 +57,6 @@ class Session:
         """Inputs and reference of a problem, computed once and shared by its providers."""
         if self._problem != problem or self._inputs is None or self._reference is None:
             self.forget()
-            self.announce("reference")
             inputs = make_inputs(problem, self.settings.seed, self.torch_device)
             self._reference = make_reference(problem, inputs, self.device)
             self._inputs, self._problem = inputs, problem
@@ -78,8 +77,21 @@ class _Draft:
     begun: float = field(default_factory=time.perf_counter)
     fields: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=dict)
+    stage: str | None = None
+    entered: float = 0.0
+
+    def enter(self, stage: str, session: Session) -> None:
+        """A stage begins; the one before it has ended."""
+        session.announce(stage)
+        now = time.perf_counter()
+        if self.stage is not None:
+            self.stages[self.stage] = round(now - self.entered, 4)
+        self.stage, self.entered = stage, now
 
     def finish(self, status: str, reason: str | None = None) -> Row:
+        if self.stage is not None:
+            self.stages[self.stage] = round(time.perf_counter() - self.entered, 4)
         return Row(
             self.case,
             self.round,
@@ -88,6 +100,7 @@ class _Draft:
             tuple(self.warnings),
             self.started,
             round(time.perf_counter() - self.begun, 3),
+            self.stages,
             **self.fields,
         )
 
@@ -109,8 +122,9 @@ def visit(case: Case, provider: Provider, round_index: int, session: Session) ->
 
 def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, list[float]]:
     problem, device, settings = draft.case.problem, session.device, session.settings
+    draft.enter("reference", session)
     inputs, reference = session.prepare(problem)
-    session.announce("first call")
+    draft.enter("first call", session)
     bound = provider.bind(problem, device)
     if bound.backend is not None:
         draft.fields["backend"] = bound.backend(inputs.q, inputs.k, inputs.v)
@@ -120,7 +134,7 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     _synchronize(device)
     draft.fields["first_call_ms"] = round((time.perf_counter() - began) * 1e3, 3)
 
-    session.announce("check")
+    draft.enter("check", session)
     outcome = _check(problem, reference, operation, inputs, session)
     draft.fields["check"] = outcome.check
     draft.warnings += outcome.warnings
@@ -132,9 +146,9 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     if settings.check_only or device.triton_interpreter:
         return draft.finish("checked"), []
 
-    session.announce("memory")
+    draft.enter("memory", session)
     draft.fields["memory"] = measure_memory(operation.run, device)
-    session.announce("time")
+    draft.enter("time", session)
     watch = Watch(session.nvml)
     samples = time_call(operation.run, settings.rule, device, watch.observe)
     draft.fields["state"] = watch.state()
@@ -149,7 +163,7 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     if settings.cross_check:
         draft.fields["cross_check"] = cross_check(operation.run, settings.rule, device)
     if settings.energy:
-        session.announce("energy")
+        draft.enter("energy", session)
         energy = measure_energy(operation.run, device, session.nvml)
         draft.fields["energy_j"] = energy.joules_per_call
         draft.warnings += energy.warnings

@@ -1,0 +1,233 @@
+"""FlashAttention-2, forward, in portable Triton: softmax(scale * Q K^T) V without ever storing a score in HBM.
+
+Idea. One program holds a block of queries and walks over the keys. Softmax needs the maximum and the sum of a whole row, which is not
+known until the last key; the online softmax (Milakov and Gimelshein, arXiv 1805.02867) keeps a running maximum m and sum l instead,
+and when the maximum grows from m to m', everything summed so far is multiplied by alpha = exp(m - m'):
+
+    m' = max(m, max_j s_j)      l' = alpha l + sum_j exp(s_j - m')      o' = alpha o + sum_j exp(s_j - m') v_j      out = o / l
+
+FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1) fixes the loop order: queries outside, so that programs share nothing and the
+sequence is one more axis to run in parallel; o stays unnormalised until one division at the end; and for the backward pass a single
+number a row is kept, the log-sum-exp m + log l. Three things here make it quick on the unit that limits it:
+
+- exp(x) is exp2(x log2 e), the form that the hardware has; log2 e is folded into the scale, so that s * c - m is one multiply-add.
+- Key blocks that every query of the block sees (the steady loop) need no mask; only the diagonal, a window's left edge and the tail do.
+- Where the mask is causal, the longest query blocks start first, so that no long one is left over at the end.
+
+Cost of one call, for B sequences, H query heads, H_kv key/value heads, N queries, M keys, head dimension d, elements of s bytes:
+
+    FLOPs      4 B H N M d for the two products (half of it causal), and B H N M exponentials
+    HBM bytes  s B (2 H N d + 2 H_kv M d) at the least: Q, K, V in, O out; K and V again for each wave of programs that misses the L2
+    shared     s (BLOCK_Q + 2 num_stages BLOCK_KV) d per program: 160 KiB at 128 x 128, d = 128, 2 stages, bf16
+    registers  o and s in fp32, (d + BLOCK_KV) BLOCK_Q over the threads of a program: 128 a thread at 128 x 128, d = 128, 8 warps
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
+from flashbench.kernels.inputs import DTYPES, check_inputs, device_limits, visibility
+from flashbench.kernels.schedule import assigned, key_ranges, visible
+from flashbench.kernels.tiles import describable, describe, load_rows
+
+LOG2_E = math.log2(math.e)
+LN_2: tl.constexpr = tl.constexpr(math.log(2))
+# Triton compiles anew for an integer that becomes 1 or a multiple of 16; of these nothing would be gained, strides alone shape the loads.
+COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "window", "heads_per_section")
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def flash_v2_kernel(
+    q, k, v,  # pointers, or tensor descriptors of shape (batch, heads, seq, head dim)
+    o, lse,  # pointers to contiguous (batch, heads_q, seq_q, HEAD_DIM_V) and (batch, heads_q, seq_q); lse is None unless WITH_LSE
+    q_strides, k_strides, v_strides,  # in elements, in the order batch, head, position, channel
+    batch_heads, heads_q, heads_per_kv_head, seq_q, seq_kv, window,
+    scale_log2,  # scale * log2(e): scores are in bits from here on
+    heads_per_section,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr,  # the same, padded to a power of two
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,
+    NEGATIVE_SCALE: tl.constexpr, WITH_LSE: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    head, q_block = assigned(tl.program_id(0), batch_heads, tl.cdiv(seq_q, BLOCK_Q), heads_per_section, CAUSAL)
+    batch = head // heads_q
+    head_q = head % heads_q
+    head_kv = head_q // heads_per_kv_head
+    first_row = q_block * BLOCK_Q
+    shift = seq_kv - seq_q  # query i stands at key i + shift, so the last query at the last key
+    at_key = shift + first_row + tl.arange(0, BLOCK_Q)
+
+    bounds = key_ranges(
+        shift + first_row, shift + tl.minimum(first_row + BLOCK_Q, seq_q) - 1, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW
+    )
+    q_tile = load_rows(q, q_strides, batch, head_q, first_row, seq_q, HEAD_DIM, BLOCK_Q, D, True, DESCRIPTORS)
+    acc = tl.zeros([BLOCK_Q, DV], tl.float32)  # o, unnormalised
+    total = tl.zeros([BLOCK_Q], tl.float32)  # l
+    top = tl.full([BLOCK_Q], float("-inf"), tl.float32)  # m, in bits
+
+    # Part 0 is a window's left edge, 1 the steady loop, 2 the diagonal or the tail: three loops, of which only the steady one is long.
+    for part in tl.static_range(0 if WINDOW else 1, 3 if CAUSAL or TAIL else 2):
+        for key in tl.range(bounds[part], bounds[part + 1], BLOCK_KV):
+            k_tile = load_rows(k, k_strides, batch, head_kv, key, seq_kv, HEAD_DIM, BLOCK_KV, D, part != 1, DESCRIPTORS)
+            s = tl.dot(q_tile, k_tile.T, input_precision=PRECISION)
+            if part != 1:  # masked
+                # Masked after scaling, by a true -inf: no score, however low and whatever the sign of the scale, falls below it.
+                seen = visible(at_key, key + tl.arange(0, BLOCK_KV), seq_kv, window, CAUSAL, WINDOW)
+                s = tl.where(seen, s * scale_log2, float("-inf"))
+                new_top = tl.maximum(top, tl.max(s, 1))
+                origin = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN
+                p = tl.exp2(s - origin[:, None])
+            else:
+                # The largest scaled score is the scale times the largest score, or the smallest where the scale is negative.
+                extreme = tl.min(s, 1) if NEGATIVE_SCALE else tl.max(s, 1)
+                new_top = tl.maximum(top, extreme * scale_log2)
+                origin = new_top
+                p = tl.exp2(s * scale_log2 - origin[:, None])
+            alpha = tl.exp2(top - origin)
+            acc = acc * alpha[:, None]
+            v_tile = load_rows(
+                v, v_strides, batch, head_kv, key, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, part != 1, DESCRIPTORS
+            )
+            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+            total = total * alpha + tl.sum(p, 1)
+            top = new_top
+
+    # A query that saw no key has total 0 and top -inf: its output is 0, its log-sum-exp -inf.
+    divisor = tl.where(total > 0.0, total, 1.0)
+    out = acc * (1.0 / divisor)[:, None]
+    rows = first_row + tl.arange(0, BLOCK_Q)
+    columns = tl.arange(0, DV)
+    o_row = head.to(tl.int64) * seq_q + rows
+    keep = (rows < seq_q)[:, None]
+    if DV != HEAD_DIM_V:
+        keep = keep & (columns < HEAD_DIM_V)[None, :]
+    tl.store(o + o_row[:, None] * HEAD_DIM_V + columns[None, :], out.to(o.dtype.element_ty), mask=keep)
+    if WITH_LSE:
+        tl.store(lse + o_row, (top + tl.log2(divisor)) * LN_2, mask=rows < seq_q)
+
+
+class Launch(NamedTuple):
+    """One launch, ready to make: `flash_v2_kernel[grid](*arguments, **constants)` fills out and lse."""
+
+    grid: tuple[int]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    blocks: BlockShape
+    out: torch.Tensor
+    lse: torch.Tensor | None
+
+
+def prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: str = "none",
+    scale: float | None = None,
+    with_lse: bool = False,
+    precision: str = "ieee",
+    blocks: BlockShape | None = None,
+) -> Launch:
+    """The launch for `flash_v2_forward` with the same arguments; allocates its outputs, launches nothing."""
+    check_inputs(q, k, v, precision)
+    batch, heads_q, seq_q, head_dim = q.shape
+    heads_kv, seq_kv, head_dim_v = v.shape[1:]
+    causal, window = visibility(mask, seq_kv)
+    scale = head_dim**-0.5 if scale is None else scale
+    limits = device_limits(q.device)
+    readable = describable(q) and describable(k) and describable(v)
+    if blocks is None:
+        dtype = "tf32" if precision == "tf32" and q.dtype == torch.float32 else DTYPES[q.dtype]
+        blocks = default_blocks(
+            limits.capability,
+            dtype,
+            head_dim,
+            head_dim_v,
+            limits.shared_bytes,
+            descriptors=readable,
+        )
+    else:
+        blocks = blocks if readable else replace(blocks, descriptors=False)
+    d, dv = padded(head_dim), padded(head_dim_v)
+    sources: tuple[Any, ...] = (q, k, v)
+    if blocks.descriptors:
+        sources = (describe(q, blocks.block_q, d), describe(k, blocks.block_kv, d), describe(v, blocks.block_kv, dv))
+
+    out = torch.empty((batch, heads_q, seq_q, head_dim_v), dtype=v.dtype, device=q.device)
+    lse = torch.empty((batch, heads_q, seq_q), dtype=torch.float32, device=q.device) if with_lse else None
+    group = section = heads_q // heads_kv
+    if causal:
+        kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
+        section *= max(1, min(batch * heads_kv, limits.l2_bytes // 2 // kv_head_bytes))
+    arguments = (
+        *sources, out, lse, q.stride(), k.stride(), v.stride(), batch * heads_q, heads_q, group, seq_q, seq_kv,
+        window or 0, scale * LOG2_E, section,
+    )  # fmt: skip
+    constants = {
+        "HEAD_DIM": head_dim,
+        "HEAD_DIM_V": head_dim_v,
+        "D": d,
+        "DV": dv,
+        "BLOCK_Q": blocks.block_q,
+        "BLOCK_KV": blocks.block_kv,
+        "CAUSAL": causal,
+        "WINDOW": window is not None,
+        "TAIL": not causal and seq_kv % blocks.block_kv != 0,
+        "NEGATIVE_SCALE": scale < 0,
+        "WITH_LSE": with_lse,
+        "PRECISION": precision,
+        "DESCRIPTORS": blocks.descriptors,
+        "num_warps": blocks.num_warps,
+        "num_stages": blocks.num_stages,
+        "enable_fp_fusion": True,  # s * c - m in one instruction; Triton 3.10 no longer does so unasked
+    }
+    grid = (batch * heads_q * -(-seq_q // blocks.block_q),)
+    return Launch(grid, arguments, constants, blocks, out, lse)
+
+
+def flash_v2_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: str = "none",
+    scale: float | None = None,
+    with_lse: bool = False,
+    precision: str = "ieee",
+    blocks: BlockShape | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale Q K^T) V for q (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv): (B, Hq, Sq, Dv), contiguous, in their dtype.
+
+    Query head h reads key/value head h // (Hq / Hkv). Masks (`none`, `causal`, `window:W`) are aligned bottom-right: the last query sees
+    the last key, and a window the last W keys, itself included. A query that sees no key gives 0. Tensors may have any strides, and
+    head dimensions up to 256; the scale, by default D^-1/2, any sign. `precision` says how fp32 tensors are multiplied, exactly (ieee)
+    or as tf32. With `with_lse` the natural logarithm of each row's sum of exponentials comes too, (B, Hq, Sq) in fp32, -inf where no key
+    was seen. Not differentiable. Raises UsageError for inputs that do not fit together or that the kernel does not take.
+    """
+    launch = prepare(q, k, v, mask=mask, scale=scale, with_lse=with_lse, precision=precision, blocks=blocks)
+    run(launch)
+    return launch.out if launch.lse is None else (launch.out, launch.lse)
+
+
+def run(launch: Launch) -> Any:
+    """Make the launch, on its tensors' device; gives Triton's compiled kernel, or None from the interpreter."""
+    device = launch.out.device
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return flash_v2_kernel[launch.grid](*launch.arguments, **launch.constants)
+    with torch.cuda.device(device):
+        return flash_v2_kernel[launch.grid](*launch.arguments, **launch.constants)
+
+
+def launch_figures(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> dict[str, Any]:
+    """Block shape, registers, spills and shared memory of the kernel that `flash_v2_forward(q, k, v, **options)` runs; runs it once."""
+    launch = prepare(q, k, v, **options)
+    return compiled_figures(launch.blocks, run(launch))

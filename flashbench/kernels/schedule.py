@@ -1,0 +1,61 @@
+"""Who computes what: the block of queries that a program takes, the keys it walks over, and which of them each query sees.
+
+Positions are bottom-right aligned: query i of seq_q stands at key i + seq_kv - seq_q, so the last query stands at the last key.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def assigned(program, batch_heads, q_blocks, heads_per_section, CAUSAL: tl.constexpr):
+    """Which (batch * head, query block) a program takes: everything on grid axis 0, the only one that reaches beyond 65,535.
+
+    Heads are taken a section at a time, one whose keys and values fit the L2 together; heads that share them are neighbours. Inside a
+    causal section the last query block of all its heads comes first: it has the most keys (longest processing time first).
+    """
+    section = program // (heads_per_section * q_blocks)
+    inside = program % (heads_per_section * q_blocks)
+    heads_here = tl.minimum(heads_per_section, batch_heads - section * heads_per_section)
+    head = section * heads_per_section + inside % heads_here
+    q_block = inside // heads_here
+    if CAUSAL:
+        q_block = q_blocks - 1 - q_block
+    return head, q_block
+
+
+@triton.jit
+def key_ranges(first_at, last_at, seq_kv, window, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Bounds low <= steady_low <= steady_high <= high (in keys) for queries that stand at keys first_at to last_at.
+
+    Between the steady bounds, whole blocks are visible to every query; outside low and high no key is visible to any. All but the
+    last are multiples of BLOCK_KV.
+    """
+    low = 0
+    steady_low = 0
+    high = seq_kv
+    steady_high = seq_kv // BLOCK_KV * BLOCK_KV
+    if CAUSAL:
+        high = tl.maximum(last_at + 1, 0)
+        steady_high = tl.maximum(first_at + 1, 0) // BLOCK_KV * BLOCK_KV
+    if WINDOW:
+        low = tl.maximum(first_at - window + 1, 0) // BLOCK_KV * BLOCK_KV
+        steady_low = (
+            tl.minimum(tl.cdiv(tl.maximum(last_at - window + 1, 0), BLOCK_KV), tl.cdiv(high, BLOCK_KV)) * BLOCK_KV
+        )
+        steady_high = tl.maximum(steady_low, steady_high)
+    return low, steady_low, steady_high, high
+
+
+@triton.jit
+def visible(at_key, key, seq_kv, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Which of the keys `key` the queries that stand at `at_key` see, (queries, keys)."""
+    if CAUSAL:
+        seen = key[None, :] <= at_key[:, None]
+        if WINDOW:
+            seen = seen & (key[None, :] > at_key[:, None] - window)
+    else:
+        seen = (key < seq_kv)[None, :]
+    return seen

@@ -1,0 +1,160 @@
+"""The forward kernel against float64, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from forward_runs import elements_written_beyond_the_end, forward_errors, forward_values, order_of_work
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from problems import LAYOUTS, SMALL, AttentionProblem, attention, visible_keys
+
+from flashbench.kernels.blocks import BlockShape
+
+pytestmark = pytest.mark.interpreter
+
+DESCRIPTORS = BlockShape(64, 64, 4, 1, descriptors=True)
+POINTERS = BlockShape(64, 32, 4, 1)
+by_name = pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+
+
+def assert_close(case: AttentionProblem, interpreted: Any, blocks: BlockShape | None = None, seed: int = 0) -> None:
+    found = interpreted(forward_errors, case, blocks, seed=seed)
+    assert found.acceptable, found
+
+
+@by_name
+def test_agrees_with_plain_attention_through_descriptors(case: AttentionProblem, interpreted: Any) -> None:
+    assert_close(case, interpreted, DESCRIPTORS)
+
+
+@by_name
+def test_agrees_with_plain_attention_through_pointers(case: AttentionProblem, interpreted: Any) -> None:
+    assert_close(case, interpreted, POINTERS)
+
+
+@pytest.mark.parametrize("layouts", [*itertools.product(("dense", "transposed"), repeat=3)], ids="-".join)
+def test_each_tensor_may_be_token_major_on_its_own(layouts: tuple[str, str, str], interpreted: Any) -> None:
+    assert_close(attention("KF-06", "4", "62", "128", layouts=layouts), interpreted)
+
+
+@pytest.mark.parametrize("upper", [64, 128])
+def test_channels_beyond_the_64th_count(upper: int, interpreted: Any) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, 64, 2 * upper), dtype=np.float32) for _ in range(3))
+    q[..., :upper] = k[..., :upper] = 0
+    upper_half, _ = interpreted(forward_values, q[..., upper:].copy(), k[..., upper:].copy(), v, scale=0.1)
+    whole, _ = interpreted(forward_values, q, k, v, scale=0.1)
+    np.testing.assert_allclose(whole, upper_half, atol=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [DESCRIPTORS, POINTERS], ids=["descriptors", "pointers"])
+@pytest.mark.parametrize("seq", ["63", "65/100", "129"])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_memory_behind_a_tensor_is_neither_read_nor_written(
+    blocks: BlockShape, seq: str, mask: str, interpreted: Any
+) -> None:
+    case = attention(
+        "KF-03", "1", seq, "40", mask=mask, layouts=("sliced",) * 3
+    )  # NaN behind each row and after the last
+    assert_close(case, interpreted, blocks)
+    assert interpreted(elements_written_beyond_the_end, case, blocks) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_a_thousand_positions(mask: str, interpreted: Any) -> None:
+    assert_close(attention("KF-03", "1", "1000", mask=mask), interpreted)
+
+
+@pytest.mark.parametrize(
+    ("seq_q", "seq_kv", "mask"), [(2, 5, "causal"), (5, 2, "causal"), (8, 8, "window:4"), (3, 8, "window:4")]
+)
+def test_the_output_shows_which_keys_each_query_sees(seq_q: int, seq_kv: int, mask: str, interpreted: Any) -> None:
+    """All scores equal and V the identity: row i of the output is 1 / count at the keys that query i sees (KF-10, KF-18)."""
+    q, k = np.zeros((1, 1, seq_q, 16), np.float32), np.ones((1, 1, seq_kv, 16), np.float32)
+    v = np.eye(seq_kv, dtype=np.float32)[None, None]
+    out, lse = interpreted(forward_values, q, k, v, mask=mask)
+    seen = visible_keys(mask, seq_q, seq_kv).numpy()
+    count = seen.sum(1)
+    np.testing.assert_allclose(out[0, 0], seen / np.maximum(count, 1)[:, None], atol=1e-6)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(lse[0, 0], np.log(count), atol=1e-6)
+
+
+def test_scores_below_any_finite_mask_value_keep_their_weight(interpreted: Any) -> None:
+    q = np.full((1, 1, 32, 64), 31.0, np.float32)
+    v = np.arange(32, dtype=np.float32).reshape(1, 1, 32, 1)
+    out, lse = interpreted(forward_values, q, -q, v, mask="causal", scale=1.0)
+    seen = np.arange(1, 33)
+    np.testing.assert_allclose(out.ravel(), (seen - 1) / 2, rtol=1e-5)
+    np.testing.assert_allclose(lse.ravel(), -64 * 31.0**2 + np.log(seen), rtol=1e-6)
+
+
+def test_heads_of_a_group_are_neighbours(interpreted: Any) -> None:
+    q, k = np.ones((1, 4, 16, 16), np.float32), np.ones((1, 2, 16, 16), np.float32)
+    v = np.broadcast_to(np.arange(2, dtype=np.float32)[None, :, None, None], (1, 2, 16, 16)).copy()
+    out, _ = interpreted(forward_values, q, k, v)
+    np.testing.assert_allclose(out.mean((0, 2, 3)), [0, 0, 1, 1], atol=1e-6)
+
+
+def test_the_worked_example_of_the_online_softmax(interpreted: Any) -> None:
+    """Scores 1, 3, 2, 4, 1, 0, 5, 2 with values 1, 4, 2, 5, 3, 0, 6, 2, worked by hand in blocks of two, give 5.257."""
+    scores, values = np.float32([1, 3, 2, 4, 1, 0, 5, 2]), np.float32([1, 4, 2, 5, 3, 0, 6, 2])
+    k = np.zeros((1, 1, 8, 16), np.float32)
+    k[..., 0] = scores
+    q = np.zeros((1, 1, 1, 16), np.float32)
+    q[..., 0] = 1
+    out, lse = interpreted(forward_values, q, k, values.reshape(1, 1, 8, 1), scale=1.0)
+    assert out.item() == pytest.approx(5.257, abs=5e-4)
+    assert lse.item() == pytest.approx(np.log(np.exp(scores).sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "q_blocks", "section"), [(6, 5, 2), (7, 3, 4), (1, 4, 1), (3, 1, 3)])
+def test_every_block_of_queries_is_taken_once(
+    heads: int, q_blocks: int, section: int, causal: bool, interpreted: Any
+) -> None:
+    order = interpreted(order_of_work, heads, q_blocks, section, causal)
+    assert sorted(order) == list(itertools.product(range(heads), range(q_blocks)))
+
+
+def test_the_longest_causal_blocks_come_first_and_heads_that_share_keys_together(interpreted: Any) -> None:
+    order = interpreted(order_of_work, 4, 3, 2, True)
+    assert order[:6] == [(0, 2), (1, 2), (0, 1), (1, 1), (0, 0), (1, 0)]
+
+
+layouts = st.sampled_from(LAYOUTS)
+masks = st.one_of(st.sampled_from(["none", "causal"]), st.integers(1, 90).map("window:{}".format))
+blocks = st.builds(
+    BlockShape, st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 64]), st.just(4), st.just(1), st.booleans()
+)
+problems = st.builds(
+    lambda group, heads_kv, seq, dim, **rest: attention("drawn", f"{group * heads_kv}/{heads_kv}", seq, dim, **rest),
+    group=st.integers(1, 3),
+    heads_kv=st.integers(1, 2),
+    seq=st.builds("{}/{}".format, st.integers(1, 80), st.integers(1, 80)),
+    dim=st.builds("{}/{}".format, st.integers(1, 70), st.integers(1, 70)),
+    batch=st.integers(1, 2),
+    dtype=st.sampled_from(["fp16", "bf16", "fp32"]),
+    mask=masks,
+    layouts=st.tuples(layouts, layouts, layouts),
+    scale=st.one_of(st.none(), st.floats(-1, 1)),
+)
+quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@quick
+@given(case=problems, shape=blocks, seed=st.integers(0, 2**16))
+def test_any_problem_in_any_blocks(interpreted: Any, case: AttentionProblem, shape: BlockShape, seed: int) -> None:
+    assert_close(case, interpreted, shape, seed)
+
+
+@pytest.mark.slow
+@settings(quick, max_examples=100, derandomize=False)
+@given(case=problems, shape=blocks, seed=st.integers(0, 2**16))
+def test_many_problems_in_any_blocks(interpreted: Any, case: AttentionProblem, shape: BlockShape, seed: int) -> None:
+    assert_close(case, interpreted, shape, seed)
