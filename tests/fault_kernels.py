@@ -95,6 +95,16 @@ def hungry(q, k, v, **parameters):
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+class OutOfResources(Exception):
+    """As Triton raises it; its class is known by its name, so that the worker need not import Triton."""
+
+
+def too_large(q, k, v, **parameters):
+    raise OutOfResources(
+        "out of resource: shared memory, Required: 131072, Hardware limit: 101376. Reducing block sizes or `num_stages` may help."
+    )
+
+
 def prints(q, k, v, **parameters):
     print("a library that prints to stdout", flush=True)
     return right(q, k, v, **parameters)

@@ -70,6 +70,11 @@ def test_a_few_blocks_leave_most_of_the_sms_without_work():
     assert found.sentence.startswith("76% of the SM time has no block to run")
 
 
+def test_the_waves_stand_beside_their_share():
+    found = bound(LONG, 1.0, sm_count=132, blocks=2048)
+    assert "empty SMs 3% [2,048 blocks in 16 wave(s) of 132]" in found.sentence
+
+
 @pytest.mark.parametrize(("blocks", "filled"), [(132, 1), (133, 133 / 264), (66, 0.5), (264, 1)])
 def test_a_last_wave_that_is_not_full_leaves_slots_empty(blocks, filled):
     assert occupancy(blocks, 132) == filled
@@ -78,6 +83,7 @@ def test_a_last_wave_that_is_not_full_leaves_slots_empty(blocks, filled):
 def test_far_from_every_ceiling_the_sentence_says_so_and_names_the_nearest():
     found = bound(LONG, 10.0)
     assert found.sentence.startswith("no ceiling is near; the nearest is tensor-core at 6%")
+    assert found.sentence.endswith("or work that the models do not count")
 
 
 def test_above_a_measured_ceiling_it_is_the_ceiling_that_wants_measuring_again():

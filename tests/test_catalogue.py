@@ -73,6 +73,7 @@ def test_ids_and_names_are_each_of_one_entry_and_ids_are_safe_folder_names():
     ],
 )
 def test_peaks_are_dense_and_of_the_dtype_asked_for(gpu, peaks):
+    # RO-02, RO-03
     assert {dtype: get(gpu).peak_tflops(dtype) for dtype in peaks} == peaks
 
 
@@ -95,6 +96,7 @@ def test_peaks_are_dense_and_of_the_dtype_asked_for(gpu, peaks):
     ],
 )
 def test_each_variant_maps_to_its_own_entry(name, sm_count, memory_gib, gpu, hbm_gbps):
+    # RO-01
     device = card(name, sm_count, int(memory_gib * GIB))
     assert (match(device).id, match(device).hbm_gbps) == (gpu, hbm_gbps)
     assert device_id(device) == gpu
@@ -115,6 +117,7 @@ def test_each_variant_maps_to_its_own_entry(name, sm_count, memory_gib, gpu, hbm
     ids=lambda d: f"{d.kind} {d.name} {d.sm_count} {d.memory_bytes // GIB}",
 )
 def test_a_device_that_differs_in_name_sms_or_memory_is_unknown(device):
+    # RO-01
     assert match(device) is None
     assert device_id(device) != "h200-sxm-141gb"
 

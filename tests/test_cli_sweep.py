@@ -143,16 +143,16 @@ def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(environment, tmp_path: 
     assert len(after) == 12
 
 
-def test_ten_kills_lose_no_finished_row_and_nothing_is_measured_twice(environment, tmp_path: Path) -> None:
+def test_twenty_interruptions_lose_no_finished_row_and_nothing_is_measured_twice(environment, tmp_path: Path) -> None:
     write(tmp_path)
-    pause = random.Random(7)
+    moments = random.Random(7)
     command = ("sweep", "tiny.yaml", "--out", "out")
     seen: list[str] = []
-    for _ in range(10):
+    for attempt in range(20):
         started = _start(environment, tmp_path, *command)
-        time.sleep(pause.uniform(0.2, 4.0))
-        started.kill()
-        started.communicate()
+        time.sleep(moments.uniform(0.1, 3.5))
+        started.send_signal((signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[attempt % 3])
+        started.communicate(timeout=60)
         files = list((tmp_path / "out").rglob("rows.jsonl"))
         if files:
             command = ("sweep", "--resume", "out")
@@ -172,6 +172,55 @@ def test_ten_kills_lose_no_finished_row_and_nothing_is_measured_twice(environmen
     assert done.returncode == 0, done.stderr
     keys = [row["key"] for row in rows_in(tmp_path / "out")]
     assert len(keys) == len(set(keys)) == 12
+
+
+def test_a_disk_that_fills_up_is_told_and_what_was_measured_stays(environment, tmp_path: Path) -> None:
+    write(tmp_path)
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); sys.argv = ['flashbench', *sys.argv[1:]]; runpy.run_module('flashbench', run_name='__main__')"
+    full = subprocess.run(
+        [sys.executable, "-c", limit, "sweep", "tiny.yaml", "--provider", "naive,tiled,sdpa-math", "--out", "out"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert full.returncode == 3, full.stderr
+    assert "go on with --resume" in full.stderr
+    assert "Traceback" not in full.stderr
+    kept = rows_in(tmp_path / "out")
+    assert 1 <= len(kept) < 12
+    resumed = subprocess.run(
+        [sys.executable, "-m", "flashbench", "sweep", "--resume", "out"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert resumed.returncode == 0, resumed.stderr
+    assert rows_in(tmp_path / "out")[: len(kept)] == kept
+    assert len(rows_in(tmp_path / "out")) == 12
+
+
+def test_two_sweeps_into_one_folder_do_not_mix(environment, tmp_path: Path) -> None:
+    write(tmp_path)
+    both = [
+        _start(environment, tmp_path, "sweep", "tiny.yaml", "--provider", "naive", "--out", "out") for _ in range(2)
+    ]
+    for started in both:
+        _, stderr = started.communicate(timeout=120)
+        assert started.returncode == 0, stderr
+    files = list((tmp_path / "out").rglob("rows.jsonl"))
+    assert len(files) == 2
+    assert all(len(path.read_text().splitlines()) == 4 for path in files)
+
+
+def test_a_run_that_is_being_written_cannot_be_resumed_by_another(environment, cli, tmp_path: Path) -> None:
+    write(tmp_path)
+    started = _start(environment, tmp_path, "sweep", "tiny.yaml", "--out", "out")
+    _wait_for_rows(tmp_path / "out", 1)
+    second = cli("sweep", "--resume", "out")
+    started.communicate(timeout=120)
+    assert second.returncode == 2
+    assert f"being written by process {started.pid}" in second.stderr
 
 
 def _start(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -22,6 +22,11 @@ EXPECTED = {
     "sleeps": ("timeout", "no answer within 20 s, in stage 'first call'"),
     "exits": ("crashed", "the worker exited with code 9"),
     "hungry": ("oom", "ran out of memory"),
+    # KF-17: shared memory that the card does not have is a reason, and the sweep goes on.
+    "too_large": (
+        "unsupported",
+        "the kernel does not fit this device: out of resource: shared memory, Required: 131072, Hardware limit: 101376",
+    ),
 }
 
 
@@ -113,3 +118,41 @@ def test_wrong_gradients_behind_a_right_output_are_found(cli, tmp_path: Path) ->
     naive, wrong = rows_of(tmp_path / "out")
     assert naive["status"] == "ok"
     assert (wrong["status"], wrong["reason"].split()[0]) == ("incorrect", "dk")
+
+
+def test_a_kernel_of_an_installed_package_is_a_provider_by_its_entry_point(cli, tmp_path: Path) -> None:
+    shutil.copy(FAULTS, tmp_path / "installed_kernels.py")
+    metadata = tmp_path / "installed_kernels-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-kernels\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[flashbench.providers]\ntheirs = installed_kernels:right\n")
+    arguments = ("--provider", "theirs", "--seq-len", "33", "--head-dim", "16", "--mask", "none", "--device", "cpu")
+    done = cli("sweep", *arguments, "--out", "out", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [(row["case"]["provider"], row["status"]) for row in rows_of(tmp_path / "out")] == [("theirs", "ok")]
+
+
+def test_the_template_for_a_kernel_of_ones_own_works_as_printed(cli, tmp_path: Path) -> None:
+    template = cli("providers", "--template")
+    (tmp_path / "mine.py").write_text(template.stdout)
+    arguments = ("--provider", "mine.py:attention", "--seq-len", "33,20/33,33/20", "--head-dim", "16", "--heads", "4/2")
+    done = cli(
+        "sweep", *arguments, "--mask", "none,causal,window:5", "--mode", "backward", "--device", "cpu", "--out", "out"
+    )
+    assert done.returncode == 0, done.stderr
+    statuses = [row["status"] for row in rows_of(tmp_path / "out")]
+    assert (statuses.count("ok"), statuses.count("unsupported")) == (7, 2)
+
+
+def test_a_file_that_is_not_there_is_refused_before_anything_runs(cli) -> None:
+    done = cli("sweep", "--provider", "nowhere.py:attention", "--device", "cpu")
+    assert done.returncode == 2
+    assert "there is no file 'nowhere.py'" in done.stderr
+
+
+def test_a_function_that_is_not_in_the_file_names_those_that_are(cli, tmp_path: Path) -> None:
+    config = write_config(tmp_path, ["rihgt"])
+    assert cli("sweep", str(config), "--out", "out").returncode == 4
+    (row,) = rows_of(tmp_path / "out")
+    assert row["status"] == "error"
+    assert "has no function 'rihgt' (it has:" in row["reason"]

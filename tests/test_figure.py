@@ -14,6 +14,7 @@ from flashbench.errors import UsageError
 from flashbench.report.curves import curves
 from flashbench.report.figure import length_text, number_text, save
 from flashbench.report.looks import PROVIDER_LOOKS, provider_looks
+from flashbench.report.points import short_names
 from flashbench.report.roofline import roofline
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
@@ -27,6 +28,27 @@ def test_a_provider_looks_the_same_whoever_is_beside_it() -> None:
 def test_no_two_providers_of_a_picture_look_alike() -> None:
     names = [*PROVIDER_LOOKS, *(f"mine-{i}" for i in range(20))]
     assert len(set(provider_looks(names).values())) == len(names)
+
+
+def test_a_provider_on_a_second_device_keeps_its_colour_and_gets_dashes_of_its_own() -> None:
+    looks = provider_looks(["naive", "sdpa-flash", "sdpa-flash @ a100", "mine @ a100", "sdpa-flash @ h200"])
+    here, there, third = (looks[name] for name in ("sdpa-flash", "sdpa-flash @ a100", "sdpa-flash @ h200"))
+    assert here.colour == there.colour == third.colour
+    assert len({here.dashes, there.dashes, third.dashes}) == 3
+    assert len(set(looks.values())) == len(looks)
+
+
+@pytest.mark.parametrize(
+    ("devices", "names"),
+    [
+        (["h100-sxm5-80gb", "a100-pcie-80gb"], ["h100", "a100"]),
+        (["a100-sxm4-80gb", "a100-pcie-80gb"], ["a100-sxm4", "a100-pcie"]),
+        (["a100-sxm4-80gb", "a100-sxm4-40gb"], ["a100-sxm4-80gb", "a100-sxm4-40gb"]),
+        (["cpu"], ["cpu"]),
+    ],
+)
+def test_devices_are_named_by_as_many_words_as_tell_them_apart(devices: list[str], names: list[str]) -> None:
+    assert list(short_names(devices).values()) == names
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ problems = st.builds(
 
 
 def test_a_causal_problem_is_credited_with_its_visible_pairs_not_with_all():
+    # FL-01
     dense = Problem(1, 16, 16, 16384, 16384, 128, 128, "bf16")
     causal = dataclasses.replace(dense, mask="causal")
     assert useful_flops(dense) == 4 * 16 * 16384**2 * 128
@@ -49,10 +50,18 @@ def test_a_causal_problem_is_credited_with_its_visible_pairs_not_with_all():
 
 
 def test_backward_is_five_products_when_recomputed_and_four_when_stored():
+    # FL-03
     assert forward_flops(GPT2) / 1e9 == pytest.approx(274.88, abs=0.01)
     assert backward_flops(GPT2) / 1e9 == pytest.approx(687.19, abs=0.01)
     assert backward_flops(GPT2) == 2.5 * forward_flops(GPT2)
     assert backward_flops(GPT2, recomputed=False) == 2 * forward_flops(GPT2)
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward", "forward_backward"])
+def test_providers_of_any_algorithm_are_credited_with_the_same_useful_work(mode):
+    # FL-03
+    p = dataclasses.replace(GPT2, mode=mode)
+    assert len({useful_flops(p, algorithm) for algorithm in ("materialised", "tiled-v1", "tiled-v2")}) == 1
 
 
 def test_forward_and_backward_together_are_three_and_a_half_forwards():
@@ -61,6 +70,7 @@ def test_forward_and_backward_together_are_three_and_a_half_forwards():
 
 
 def test_grouped_heads_do_the_work_of_their_query_heads():
+    # FL-04
     grouped = problem(heads_q=32, heads_kv=8)
     assert useful_flops(grouped) == useful_flops(problem(heads_q=32, heads_kv=32))
 
@@ -92,6 +102,7 @@ def test_backward_computes_every_exponential_again():
 
 
 def test_torchs_counter_agrees_with_the_closed_form_where_it_counts_at_all():
+    # FL-05
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 

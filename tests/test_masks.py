@@ -114,6 +114,7 @@ def test_a_query_before_the_first_key_sees_none():
 
 
 def test_a_million_queries_are_counted_at_once_exactly_and_without_memory():
+    # FL-07
     n, w = 1_048_576, 4096
     tracemalloc.start()
     started = time.perf_counter()

@@ -231,6 +231,17 @@ def test_an_ordinary_row_has_no_remarks_and_a_binding_ceiling(tmp_path: Path) ->
     assert line["binding"] == "compute"
 
 
+def test_the_launch_and_the_waves_of_a_kernel_whose_tiles_are_known_are_weighed_too(tmp_path: Path) -> None:
+    empty = Ceiling("launch", None, "empty", 2.0, "us", "measured", "isolated")
+    tiny = Problem(1, 4, 4, 256, 256, 64, 64, "bf16")
+    launched = row(problem=tiny, launch={"block_q": 64, "block_kv": 64})
+    line = derived(tmp_path, (launched, [0.005] * 20), ceilings=(empty,)).iloc[0]
+    assert line["binding"] == "occupancy"
+    assert line["explanation"].startswith(
+        "85% of the SM time has no block to run [16 blocks in 1 wave(s) of 108] (launch 40%"
+    )
+
+
 def test_a_case_is_as_good_as_its_worst_round(tmp_path: Path) -> None:
     rows = [(row(number=n), [1.0] * 20) for n in range(2)]
     line = derived(tmp_path, *rows, (row(number=2, status="crashed", reason="signal 11"), [])).iloc[0]

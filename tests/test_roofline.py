@@ -9,6 +9,7 @@ import pytest
 from metric_rows import A100, H100, frame, machine, measured, row, sweep
 
 from flashbench.errors import UsageError
+from flashbench.hardware.ceilings import Ceiling
 from flashbench.report.points import narrow
 from flashbench.report.roofline import roofline
 from flashbench.report.roofline_text import explain, notes
@@ -216,9 +217,16 @@ def test_a_row_that_the_metrics_call_cache_resident_is_hollow() -> None:
     resident = row("naive", 512, 50.0) | {"remarks": ("cache resident: 8 MiB in an L2 of 50 MiB",)}
     figure = roofline(frame(resident, row("naive", 1024) | {"remarks": ()}), [OWN])
     assert [data(line)[0][1] for line in lines(figure, "hollow points naive")] == [50.0]
-    assert notes(frame(resident), [OWN]) == [
-        f"cache resident: {resident['key']} (its bytes may not have come from HBM)"
-    ]
+    (note,) = notes(frame(resident), [OWN])
+    assert note.startswith("cache resident: 1 of 1 points")
+    assert resident["key"] in note
+
+
+def test_many_cache_resident_points_are_one_note_with_their_number() -> None:
+    resident = [row("naive", n) | {"remarks": ("cache resident: fits",)} for n in range(512, 532)]
+    (note,) = notes(frame(*resident, row("naive", 8192) | {"remarks": ()}), [OWN])
+    assert note.startswith("cache resident: 20 of 21 points")
+    assert note.endswith("and 17 more)")
 
 
 @pytest.mark.parametrize(
@@ -259,9 +267,62 @@ def test_small_values_are_shown_in_gflops() -> None:
     assert f"Off the scale: {A100}" in footer(figure)
 
 
-def test_rows_of_two_devices_do_not_share_a_picture() -> None:
-    with pytest.raises(UsageError, match="2 devices"):
-        roofline(frame(row("naive", 512), row("naive", 512, device_id=A100)), [OWN])
+def two_devices() -> list[dict[str, Any]]:
+    return [*sweep("naive"), *sweep("naive", 100.0, device_id=A100)]
+
+
+def test_a_second_device_is_a_line_of_its_own_named_after_it_beside_its_own_ceilings() -> None:
+    figure = roofline(frame(*two_devices()), [OWN, machine(A100, True)])
+    here, there = (
+        [line for line in lines(figure, "line") if line.get_gid() == f"line {n}"] for n in ("naive", "naive @ a100")
+    )
+    assert [y for _, y in data(there[0])] == pytest.approx([100, 105, 110])
+    assert [y for _, y in data(here[0])] == pytest.approx([300, 315, 330])
+    assert here[0].get_color() == there[0].get_color()
+    assert "device of the @ lines" in texts(figure)
+    assert "not this device" not in texts(figure)
+    assert f"on {H100} and {A100}" in " ".join(texts(figure))
+
+
+def test_points_of_a_second_device_are_held_to_that_devices_roof() -> None:
+    rows = [row("naive", 4096, 600), row("naive", 4096, 600, device_id=A100)]
+    figure = roofline(frame(*rows), [OWN, machine(A100, True)])
+    assert lines(figure, "hollow points naive @ a100")
+    assert not lines(figure, "hollow points naive")[1:]
+    (note,) = notes(frame(*rows), [OWN, machine(A100, True)])
+    assert note.startswith(f"above the roof of {A100}")
+
+
+def test_a_second_device_without_ceilings_is_refused() -> None:
+    with pytest.raises(UsageError, match=rf"2 devices.*{A100}"):
+        roofline(frame(*two_devices()), [OWN])
+
+
+def test_with_the_l2_every_point_stands_again_at_the_same_height_over_the_bytes_of_the_l2() -> None:
+    own = Machine(H100, (*OWN.ceilings, Ceiling("l2", None, "read", 5600.0, "GB/s", "measured", "isolated")), True)
+    rows = sweep("sdpa-flash")
+    figure = roofline(frame(*rows), [own], levels=("hbm", "l2"))
+    (again,) = lines(figure, "l2 points sdpa-flash")
+    assert data(again) == [(r["intensity_low"], r["tflops"]) for r in rows]
+    (slope,) = lines(figure, f"l2 bandwidth {H100} measured")
+    (x, y), (end, top) = data(slope)
+    assert (y / x, top / end) == (pytest.approx(5.6), pytest.approx(5.6))
+    assert any("L2 5,600 GB/s measured" in text for text in texts(figure))
+    assert not lines(roofline(frame(*rows), [own]), "l2")
+
+
+@pytest.mark.parametrize(
+    ("levels", "words"),
+    [(("hbm", "l2"), "flashbench ceilings"), (("hbm", "l3"), "known: hbm, l2"), (("l2",), "hbm,l2")],
+)
+def test_a_level_that_cannot_be_drawn_is_refused(levels: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        roofline(frame(*sweep("sdpa-flash")), [machine(H100, True)], levels=levels)
+
+
+def test_what_the_metrics_say_of_a_point_is_what_explain_prints() -> None:
+    said = row("naive", 4096) | {"explanation": "the launch takes 71% of the time"}
+    assert explain(frame(said), [OWN])[0].endswith("FLOP/byte, the launch takes 71% of the time")
 
 
 def test_the_footer_names_device_variant_conditions_and_conventions() -> None:

@@ -87,6 +87,28 @@ def test_a_larger_l2_never_moves_more(case, p, s, sm_count):
 
 
 @unhurried
+@given(case=cases, p=problems(), device=devices, s=schedules)
+def test_reads_and_writes_share_the_estimate_and_neither_is_nothing(case, p, device, s):
+    algorithm, mode = case
+    moved = traffic(algorithm, dataclasses.replace(p, mode=mode), schedule=s, **device)
+    assert 0 < moved.written < moved.estimate
+    assert moved.read + moved.written == moved.estimate
+
+
+def test_plain_attention_reads_as_many_scores_as_it_writes_and_its_backward_five_for_two():
+    p = square(8192)
+    scores, operand = 2 * 8 * 8192**2 * 2, 2 * 8 * 8192 * 64 * 2
+    forward = traffic("materialised", p, l2_bytes=0)
+    assert (forward.read, forward.written) == (2 * scores + 3 * operand, 2 * scores + operand)
+    backward = traffic("materialised", dataclasses.replace(p, mode="backward"), l2_bytes=0)
+    assert (backward.read, backward.written) == (5 * scores + 5 * operand, 2 * scores + 3 * operand)
+
+
+def test_a_fused_kernel_writes_its_output_and_row_statistics_alone():
+    assert traffic("tiled-v2", square(8192), l2_bytes=0).written == 2 * 8 * 8192 * (64 * 2 + 4)
+
+
+@unhurried
 @given(case=cases, p=problems(), device=devices, s=schedules, more=st.integers(1, 300))
 def test_a_longer_sequence_never_moves_less(case, p, device, s, more):
     name, mode = case
@@ -139,21 +161,25 @@ def test_a_matrix_spills_whole_when_it_fills_the_l2_and_not_at_all_when_two_fit(
 
 
 def test_causal_and_dense_square_problems_have_the_same_compulsory_bytes():
+    # BY-03
     assert compulsory_bytes(square(4096, mask="causal")) == compulsory_bytes(square(4096))
 
 
 def test_keys_that_no_query_sees_are_not_compulsory():
+    # BY-03
     p = problem(seq_q=1, seq_kv=4096, mask="window:128", mode="decode")
     row = 2 * 8 * 64 * 2
     assert compulsory_bytes(p) == 2 * row + 2 * 128 * row
 
 
 def test_grouped_keys_and_values_count_once_per_kv_head():
+    # BY-02
     p = Problem(1, 32, 8, 1, 8192, 128, 128, "bf16", mode="decode")
     assert compulsory_bytes(p) == 2 * 32 * 128 * 2 + 2 * 8 * 8192 * 128 * 2
 
 
 def test_a_provider_that_repeats_keys_and_values_moves_the_copies_too():
+    # BY-02
     p = problem(heads_q=32, heads_kv=8)
     copies = 2 * 2 * 32 * 1024 * 64 * 2
     plain, repeated = (traffic("materialised", p, schedule=Schedule(expands_kv=e)) for e in (False, True))
@@ -166,12 +192,27 @@ def test_each_extra_pass_reads_and_writes_the_scores_once():
     plain = traffic("materialised", p).estimate
     assert traffic("materialised", p, schedule=Schedule(passes=("scale",))).estimate == plain + 2 * scores
     filled = traffic("materialised", p, schedule=Schedule(passes=("mask_fill",))).estimate
-    assert filled == plain + 2 * scores + 4096**2
+    assert filled == plain + 2 * scores + 2 * 8 * 4096**2  # and each head the mask, one byte a pair
 
 
 def test_a_problem_without_a_mask_makes_no_mask_pass():
     p = square(4096)
     assert traffic("materialised", p, schedule=Schedule(passes=("mask_fill",))) == traffic("materialised", p)
+
+
+def test_every_head_reads_the_mask_and_finds_it_in_the_l2_only_where_a_heads_scores_leave_it_there():
+    masked = Schedule(passes=("mask_fill",))
+
+    def mask_bytes(n, l2_bytes):
+        with_mask = square(n, batch=1, mask="causal")
+        without = dataclasses.replace(with_mask, mask="none")
+        filled, plain = (traffic("materialised", q, l2_bytes=l2_bytes, schedule=masked) for q in (with_mask, without))
+        pass_of_its_own = 2 * 8 * n * n * 2
+        return filled.read + filled.written - plain.estimate - pass_of_its_own
+
+    assert mask_bytes(8192, 0) == 8 * 8192**2
+    assert mask_bytes(8192, 62_914_560) > 6 * 8192**2
+    assert mask_bytes(4096, 10**9) < 2 * 4096**2
 
 
 def test_scores_kept_in_fp32_move_twice_the_bytes():

@@ -9,7 +9,7 @@ import traceback
 
 import typer
 
-from flashbench.cli import inspect, plots, results, sweeps
+from flashbench.cli import baselines, ceilings, configs, counters, doctor, explain, gates, inspect, plots, results, sweeps
 from flashbench.errors import FlashbenchError
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Attention benchmarks that can be trusted: is it right, how fast, how much memory, how many bytes, what holds it back.",
 )
-for module in (sweeps, plots, results, inspect):
+for module in (sweeps, results, plots, explain, gates, baselines, ceilings, counters, doctor, inspect, configs):
     module.register(app)
 
 

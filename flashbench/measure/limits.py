@@ -15,12 +15,12 @@ from flashbench.records import Case, Device
 
 def beyond_physics(case: Case, samples_ms: list[float], device: Device) -> str | None:
     """A sentence that says which limit the median breaks, or None; None too where the device's limits are not known."""
-    spec = catalogue.match(device)
-    if spec is None:
-        return None
     time_ms = median(samples_ms)
     if time_ms is None or time_ms <= 0:
         return "no time could be read: the median is zero"
+    spec = catalogue.match(device)
+    if spec is None:
+        return None
     tflops = useful_flops(case.problem) / time_ms / 1e9
     limit = spec.limit_tflops(case.problem.dtype, device.max_sm_clock_mhz)
     if limit is not None and tflops > limit:

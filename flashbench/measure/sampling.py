@@ -54,8 +54,7 @@ def collect(
 ) -> Samples:
     """Warm up, then sample until the median's 95 % interval is narrower than `rule.confidence_width` or the budget ends.
 
-    A method whose samples do not count for the whole budget (the host is
-    slower than the spin) returns what it has: perhaps nothing.
+    A method whose samples do not count (the host is slower than the spin) returns what it has: perhaps nothing.
     """
     warmup_ms = _warm_up(batch, rule, clock)
     values: list[float] = []
@@ -74,8 +73,10 @@ def collect(
             if converged:
                 break
             next_look = len(values) + max(1, len(values) // 8)  # sorting at every batch would be quadratic
-        if elapsed >= rule.max_seconds and (len(values) >= rule.min_samples or elapsed >= 4 * rule.max_seconds):
+        if elapsed >= rule.max_seconds and len(values) >= rule.min_samples:
             break
+        if elapsed >= 4 * rule.max_seconds and (len(values) > 1 or not taken):
+            break  # a long call; but never at one sample, which has no spread
     elapsed = clock() - start
     duty = min(1.0, sum(values) / 1e3 / elapsed) if elapsed > 0 else 0.0
     return Samples(values, method, warmup_ms, discarded, duty, converged)
@@ -92,7 +93,7 @@ def _warm_up(batch: Callable[[], Batch], rule: Rule, clock: Callable[[], float])
         if now - window_start < rule.warmup_seconds / 3:
             continue
         current = median(recent) if recent else None
-        steady = previous is not None and current is not None and abs(current / previous - 1) < STEADY
+        steady = previous is not None and current is not None and abs(current - previous) < STEADY * previous
         elapsed = now - start
         if (elapsed >= rule.warmup_seconds and steady) or elapsed >= 4 * rule.warmup_seconds:
             return elapsed * 1e3

@@ -27,6 +27,8 @@ Call = Callable[[], object]
 
 SHORT_MS = 0.020
 """Below this the events' own gap (1 to 3 us) is too large a share, and the profiler is asked."""
+CLEARLY_LONG_MS = 0.2
+SETTLE_SECONDS = 0.1
 BATCH_SECONDS = 0.02
 """A batch is as many samples as fit in about this time."""
 MAX_BATCH = 50
@@ -89,7 +91,7 @@ def time_call(call: Call, rule: Rule, device: Device, observe: Call = nothing) -
     if rule.timer != "auto":
         return _collect(methods[rule.timer](), rule, rule.timer)
     events = EventTimer(call, flush, rule.regime, observe)
-    typical_ms = median(events.batch()[0] + events.batch()[0])
+    typical_ms = _typical_ms(events)
     if typical_ms is None or typical_ms >= SHORT_MS:
         return _collect(events, rule, "events")
     reasons = []
@@ -100,6 +102,16 @@ def time_call(call: Call, rule: Rule, device: Device, observe: Call = nothing) -
             reasons.append(str(reason))
     why = f"shorter than {SHORT_MS * 1e3:.0f} us, and {'; '.join(reasons)}: the events' own gap is part of the time"
     return with_warnings(_collect(events, rule, "events"), why)
+
+
+def _typical_ms(events: EventTimer) -> float | None:
+    """About how long a call takes. The first launches after a pause are several times slower, so a quick call is looked at for longer."""
+    started = time.perf_counter()
+    while True:
+        found = median(events.batch()[0])
+        elapsed = time.perf_counter() - started
+        if (found is not None and (found > CLEARLY_LONG_MS or elapsed > SETTLE_SECONDS)) or elapsed > 10 * SETTLE_SECONDS:
+            return found
 
 
 def _collect(timer: Timer, rule: Rule, method: str) -> Samples:

@@ -111,13 +111,14 @@ def visit(case: Case, provider: Provider, round_index: int, session: Session) ->
     try:
         with matmul_precision(case.problem.dtype):
             return _measure(draft, provider, session)
-    except Unsupported as reason:
-        return draft.finish("unsupported", str(reason)), []
+    except Unsupported as refusal:
+        status, reason = "unsupported", str(refusal)
     except Exception as error:
-        status, reason_text = classify(error)
-        if status in ("oom", "error"):
-            session.forget()
-        return draft.finish(status, reason_text), []
+        status, reason = classify(error)
+    # Outside the handler: there the traceback still holds the failed call's tensors.
+    if status in ("oom", "error"):
+        session.forget()
+    return draft.finish(status, reason), []
 
 
 def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, list[float]]:
@@ -154,6 +155,8 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     draft.fields["state"] = watch.state()
     draft.fields["timing"] = _timing(samples, settings.rule)
     draft.warnings += samples.warnings
+    if device.kind == "cuda" and session.nvml.problem is not None:
+        draft.warnings.append(f"no telemetry: {session.nvml.problem}")
     if not samples.values_ms:
         return draft.finish("invalid", "no time could be read: no sample counted"), []
     draft.warnings += _doubts(samples, draft.fields["state"])
@@ -194,9 +197,9 @@ def _doubts(samples: Samples, state: State | None) -> list[str]:
         found.append("the median's interval did not close within the budget")
     if bimodal(samples.values_ms):
         found.append("the times fall into two groups")
-    if state is not None and state.throttle_reasons and state.sm_clock_mhz is not None:
-        low, high = state.sm_clock_mhz
-        found.append(f"clocks were throttled ({', '.join(state.throttle_reasons)}): {low} to {high} MHz")
+    if state is not None and state.throttle_reasons:
+        clocks = f": {state.sm_clock_mhz[0]} to {state.sm_clock_mhz[1]} MHz" if state.sm_clock_mhz else ""
+        found.append(f"clocks were throttled ({', '.join(state.throttle_reasons)}){clocks}")
     return found
 
 

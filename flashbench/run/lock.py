@@ -20,7 +20,10 @@ def device_lock(device: Device) -> Iterator[None]:
         yield
         return
     path = Path(tempfile.gettempdir()) / f"flashbench-{device.uuid}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:
+        raise UsageError(f"another user's lock is in the way: '{path}'; ask its owner to remove it") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,281 @@
+"""Counters: ncu's answers as it prints them, its refusals in one line each, and the model's error beside what was counted."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flashbench.analysis.counted import compare
+from flashbench.cli import counters as cli
+from flashbench.errors import FlashbenchError, StoreError, UsageError
+from flashbench.model.schedule import Schedule
+from flashbench.model.traffic import traffic
+from flashbench.records import Case, Device
+from flashbench.run import nsight
+from flashbench.run.counters import count_case
+from flashbench.store import counters as store
+from flashbench.store.counters import Counted
+
+H200 = Device("cuda", "NVIDIA H200", 150_754_820_096, index=0, capability=(9, 0), sm_count=132, l2_bytes=62_914_560)
+FLASH = Case.from_key("sdpa-flash forward bf16 b1 h16 s16384 d128")
+MODEL = ("tiled-v2", Schedule())
+
+# The raw page of `ncu --csv --page raw --print-units base` over one range, as 2025.3 lays it out: the tool's own lines, a header,
+# a line of units, a line for each result. Numbers have separators; 'n/a' stands for what could not be collected.
+HEADER = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC"'
+RANGE = '"0","4711","python3.12","127.0.0.1","range","1","0","","","0","9.0"'
+RAW = f"""==PROF== Connected to process 4711 (/usr/bin/python3.12)
+==PROF== Profiling "range": Application replay pass 1
+==PROF== Disconnected from process 4711
+==PROF== Creating report from application replay data: 0%....50%....100% - 2 passes
+{HEADER},"dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum","lts__t_bytes.sum","sm__inst_executed_pipe_tensor_op_gmma.sum"
+"","","","","","","","","","","","byte","byte","ns","byte","inst"
+{RANGE},"201,421,312","40,263,680","2,512,384","17,448,304,640","n/a"
+"""
+DENIED = """==PROF== Connected to process 4711 (/usr/bin/python3.12)
+==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target device 0. For instructions on enabling permissions and to get more information see https://developer.nvidia.com/ERR_NVGPUCTRPERM
+"""
+
+
+def counted(read: float, written: float, case: Case = FLASH, **more: object) -> Counted:
+    return Counted(case, "ok", dram_read_bytes=read, dram_write_bytes=written, **more)  # type: ignore[arg-type]
+
+
+def test_every_counter_is_read_from_the_raw_page_in_base_units() -> None:
+    (result,) = nsight.read_csv(RAW)
+    assert result == {
+        "dram__bytes_read.sum": 201_421_312,
+        "dram__bytes_write.sum": 40_263_680,
+        "gpu__time_duration.sum": 2_512_384,
+        "lts__t_bytes.sum": 17_448_304_640,
+        "sm__inst_executed_pipe_tensor_op_gmma.sum": None,
+    }
+
+
+def test_units_that_ncu_chooses_itself_are_converted() -> None:
+    text = RAW.replace('"byte","byte","ns","byte","inst"', '"Mbyte","Kbyte","us","Gbyte","inst"')
+    (result,) = nsight.read_csv(text.replace("201,421,312", "201.42").replace("2,512,384", "2,512.38"))
+    assert result["dram__bytes_read.sum"] == pytest.approx(201.42e6)
+    assert result["gpu__time_duration.sum"] == pytest.approx(2.51238e6)
+
+
+def test_a_unit_that_is_not_known_is_no_number() -> None:
+    with pytest.raises(FlashbenchError, match="'sector'"):
+        nsight.read_csv(RAW.replace('"byte","byte","ns"', '"sector","byte","ns"'))
+
+
+@pytest.mark.parametrize("text", ["", DENIED, HEADER, "==WARNING== No ranges were profiled."])
+def test_output_without_a_table_is_said_to_have_none(text: str) -> None:
+    with pytest.raises(FlashbenchError, match="no table"):
+        nsight.read_csv(text)
+
+
+def test_a_kernel_name_with_commas_and_quotes_does_not_shift_the_columns() -> None:
+    (result,) = nsight.read_csv(RAW.replace('"range"', '"void f<a, b>(""x"", int)"'))
+    assert result["dram__bytes_write.sum"] == 40_263_680
+
+
+@pytest.mark.parametrize(
+    ("listing", "names"),
+    [
+        (["sm__inst_executed_pipe_tensor", "sm__inst_executed_pipe_tensor_op_hmma"], ["sm__inst_executed_pipe_tensor"]),
+        (
+            [
+                "sm__inst_executed_pipe_tensor_op_gmma",
+                "sm__inst_executed_pipe_tensor_op_hmma",
+                "sm__inst_executed_pipe_tensor_op_imma",
+            ],
+            ["sm__inst_executed_pipe_tensor_op_gmma", "sm__inst_executed_pipe_tensor_op_hmma"],
+        ),
+        (["sm__inst_executed_pipe_tensor_op_hmma_type_hfma2"], []),
+    ],
+)
+def test_the_tensor_counters_are_the_ones_that_this_gpu_lists(listing: list[str], names: list[str]) -> None:
+    text = "Device NVIDIA H200 (GH100)\n" + "\n".join(f"{n:<60} Counter  inst  # of warp instructions" for n in listing)
+    assert nsight.tensor_names(text) == tuple(f"{name}.sum" for name in names)
+
+
+def test_clocks_and_caches_are_left_alone_and_the_whole_call_is_one_range() -> None:
+    words = nsight.command("ncu", ["a", "b"], Path("log"), ["python3", "-m", "child"])
+    text = " ".join(words)
+    for option in (
+        "--clock-control none",
+        "--cache-control none",
+        "--replay-mode app-range",
+        "--metrics a,b",
+        "--print-units base",
+    ):
+        assert option in text
+    assert words[-3:] == ["python3", "-m", "child"]
+
+
+def fake_ncu(folder: Path, log: str, answer: str, code: int = 0) -> str:
+    """A program that answers as ncu did: the log where --log-file says, the child's line on stdout."""
+    (folder / "log.txt").write_text(log)
+    path = folder / "ncu"
+    path.write_text(
+        "#!/bin/sh\n"
+        'while [ $# -gt 0 ]; do if [ "$1" = --log-file ]; then target=$2; fi; shift; done\n'
+        f'[ -n "$target" ] && cp "{folder}/log.txt" "$target"\n'
+        f"echo '{answer}'\nexit {code}\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_one_case_becomes_its_counters_and_what_ran(tmp_path: Path) -> None:
+    ncu = fake_ncu(tmp_path, RAW, '{"status": "ok", "backend": "flash", "launch": {"block_q": 128}}')
+    found = count_case(ncu, (), FLASH, H200, 0)
+    assert (found.status, found.dram_read_bytes, found.dram_write_bytes) == ("ok", 201_421_312, 40_263_680)
+    assert found.time_ms == pytest.approx(2.512384)
+    assert (found.backend, found.launch) == ("flash", {"block_q": 128})
+    assert found.tensor_instructions is None
+
+
+def test_a_case_that_fails_keeps_its_reason_and_stops_no_other(tmp_path: Path) -> None:
+    ncu = fake_ncu(
+        tmp_path,
+        "==ERROR== The application returned an error code (1).",
+        '{"status": "oom", "reason": "ran out of memory"}',
+        1,
+    )
+    found = count_case(ncu, (), FLASH, H200, 0)
+    assert (found.status, found.reason) == ("oom", "ran out of memory")
+
+
+def test_a_range_that_was_not_profiled_is_an_error_in_ncus_own_words(tmp_path: Path) -> None:
+    ncu = fake_ncu(tmp_path, "==WARNING== No ranges were profiled.", '{"status": "ok"}')
+    found = count_case(ncu, (), FLASH, H200, 0)
+    assert found.status == "error"
+    assert "No ranges were profiled" in str(found.reason)
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (DENIED, "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("==ERROR== Failed to initialize the profiler: LibraryNotLoaded", "sandbox"),
+    ],
+)
+def test_without_permission_one_line_says_what_to_allow(tmp_path: Path, log: str, words: str) -> None:
+    ncu = fake_ncu(tmp_path, log, '{"status": "ok"}', 1)
+    with pytest.raises(nsight.CountersUnavailable, match=words) as refused:
+        count_case(ncu, (), FLASH, H200, 0)
+    assert refused.value.exit_code == 3
+    assert "\n" not in str(refused.value)
+
+
+def test_without_the_tool_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(nsight.CountersUnavailable, match="nsight-compute") as absent:
+        nsight.find_ncu()
+    assert absent.value.exit_code == 3
+
+
+def test_counters_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / store.FILE
+    store.create(path, {"device": H200, "ncu": "2025.3.1"})
+    kept = counted(2e8, 4e7, tensor_instructions={"sm__inst_executed_pipe_tensor.sum": 5.0}, launch={"block_q": 64})
+    absent = Counted(FLASH, "unsupported", "no such backend")
+    for one in (kept, absent):
+        store.append(path, one)
+    header, found = store.load(path.parent)
+    assert header["ncu"] == "2025.3.1"
+    assert found == (kept, absent)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", '{"schema": 1}\n{"key": "nonsense"}', '{"schema": 99}'])
+def test_a_damaged_or_newer_file_is_a_store_error_that_names_it(tmp_path: Path, text: str) -> None:
+    path = tmp_path / store.FILE
+    path.write_text(text)
+    with pytest.raises(StoreError, match=store.FILE.replace(".", "[.]")):
+        store.load(path)
+
+
+def moved() -> tuple[int, int]:
+    model = traffic("tiled-v2", FLASH.problem, l2_bytes=H200.l2_bytes, sm_count=H200.sm_count)
+    return model.read, model.written
+
+
+def test_the_models_error_is_that_of_its_reads() -> None:
+    read, written = moved()
+    assert compare(counted(read / 1.04, written), H200, MODEL).read_error == pytest.approx(0.04)
+    assert compare(counted(read, written), H200, MODEL).read_error == pytest.approx(0)
+
+
+def test_writes_that_stay_in_the_l2_are_no_disagreement() -> None:
+    read, written = moved()
+    some_dirty, too_many = (compare(counted(read, w), H200, MODEL) for w in (written - 50e6, written * 1.1))
+    assert (some_dirty.writes_agree, some_dirty.inside) == (True, True)
+    assert too_many.writes_agree is False
+
+
+def test_missing_writes_beyond_what_the_l2_holds_are_a_disagreement() -> None:
+    case = Case.from_key("naive forward bf16 b1 h16 s16384 d128")
+    model = traffic("materialised", case.problem, l2_bytes=H200.l2_bytes, sm_count=H200.sm_count)
+    found = compare(counted(model.read, model.written * 0.8, case), H200, ("materialised", Schedule()))
+    assert found.writes_agree is False
+
+
+def test_bytes_beyond_no_reuse_lie_outside_of_the_interval() -> None:
+    high = traffic("tiled-v2", FLASH.problem, l2_bytes=H200.l2_bytes, sm_count=H200.sm_count).high
+    assert compare(counted(1.2 * high, moved()[1]), H200, MODEL).inside is False
+
+
+def test_a_provider_without_a_model_has_counters_and_no_error() -> None:
+    found = compare(counted(1e8, 1e7), H200, None)
+    assert (found.model, found.read_error, found.inside) == (None, None, None)
+
+
+def run(*arguments: str) -> str:
+    app = typer.Typer()
+    cli.register(app)
+    app.command("other")(lambda: None)  # with one command alone typer takes no name
+    done = CliRunner().invoke(app, ["counters", *arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / store.FILE
+    store.create(path, {"device": H200})
+    read, written = moved()
+    store.append(path, counted(read / 0.96, written))
+    store.append(path, Counted(Case("sdpa-cudnn", FLASH.problem), "error", "it broke"))
+    return path
+
+
+def test_stored_counters_are_printed_beside_the_model_without_a_gpu(tmp_path: Path) -> None:
+    text = run("--show", str(stored(tmp_path)))
+    assert "-4.0%" in text
+    assert "read, counted" in text
+    assert "read, modelled" in text
+    assert "it broke" in text
+    assert "1 of 1 cases lie inside the model's interval" in text
+
+
+def test_json_keeps_measured_and_modelled_apart(tmp_path: Path) -> None:
+    first, second = json.loads(run("--show", str(stored(tmp_path)), "--json"))
+    assert first["modelled"]["read_bytes"] == moved()[0]
+    assert "read_bytes" not in first["measured"]
+    assert first["read_error"] == pytest.approx(-0.04)
+    assert second["measured"]["status"] == "error"
+
+
+def test_either_a_configuration_or_a_file_is_wanted() -> None:
+    with pytest.raises(UsageError, match="CONFIG"):
+        run()
+
+
+def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text("version: 1\nproviders: [naive]\nproblems: {dtype: fp32, seq_len: 64, head_dim: 32, heads: 1}\n")
+    with pytest.raises(nsight.CountersUnavailable, match="CUDA GPU"):
+        run(str(config), "--device", "cpu", "--out", str(tmp_path))
+    assert not list(tmp_path.rglob(store.FILE))
