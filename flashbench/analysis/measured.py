@@ -144,7 +144,7 @@ class Measured:
         """Which ceiling holds the case; None without a time or modelled bytes."""
         if self.traffic is None or not self.time_ms:
             return None
-        p, tiles = self.problem, self.tiles
+        p, tiles, launch = self.problem, self.tiles, self.ceiling("launch")
         blocks = p.batch * p.heads_q * -(-p.seq_q // tiles["block_q"]) if tiles and p.mode == "forward" else None
         return bind(
             self.time_ms,
@@ -156,6 +156,7 @@ class Measured:
             sm_count=self.device.sm_count,
             blocks=blocks,
             blocks_per_sm=self.schedule.blocks_per_sm if self.schedule else 1,
+            launch_ms=launch.value / 1e3 if launch else None,
         )
 
     @property

@@ -14,7 +14,8 @@ from flashbench.run.runner import Progress
 class Display:
     """Shows each Progress of a run; use it in a `with` statement."""
 
-    def __init__(self, total: int, path: Path) -> None:
+    def __init__(self, total: int, path: Path, resumable: bool = True) -> None:
+        self._resumable = resumable
         self._total = total
         self._done = 0
         self._bar: Any = None
@@ -63,4 +64,5 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
         if kind is not None:
-            print(f"stopped after {self._done} of {self._total}; go on with --resume {self._path}", file=sys.stderr)
+            then = f"go on with --resume {self._path}" if self._resumable else f"what is finished is in {self._path}"
+            print(f"stopped after {self._done} of {self._total}; {then}", file=sys.stderr)

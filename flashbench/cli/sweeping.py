@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from flashbench.config.schema import Config
     from flashbench.store.run import RunWriter
 
-CEILING_SECONDS = 600.0
-
 
 @dataclass(frozen=True)
 class Request:
@@ -138,10 +136,10 @@ def execute(request: Request, root: Path, check_only: bool) -> int:
     from flashbench.run.runner import run_plan
     from flashbench.run.signals import stop_on_signals
 
-    settings = _settings(request, check_only)
+    settings = settings_of(request, check_only)
     for note in request.notes:
         print(f"note: {note}", file=sys.stderr)
-    with stop_on_signals(), device_lock(request.plan.device), _open(request, root, settings, check_only) as writer:
+    with stop_on_signals(), device_lock(request.plan.device), _open(request, root, check_only) as writer:
         total = (len(request.plan.cases) + len(request.plan.skips)) * request.plan.rounds - len(request.done)
         rows: list[tuple[Row, tuple[float, ...]]] = []
         with Display(total, writer.path) as display:
@@ -170,7 +168,8 @@ def _rule(config: Config, device: Device) -> dict[str, Any]:
     }
 
 
-def _settings(request: Request, check_only: bool) -> dict[str, Any]:
+def settings_of(request: Request, check_only: bool = False) -> dict[str, Any]:
+    """What a worker is told at its start."""
     measure = request.config.measure
     rule = _rule(request.config, request.plan.device)
     return {
@@ -182,7 +181,16 @@ def _settings(request: Request, check_only: bool) -> dict[str, Any]:
     }
 
 
-def _open(request: Request, root: Path, settings: dict[str, Any], check_only: bool) -> RunWriter:
+def _open(request: Request, root: Path, check_only: bool) -> RunWriter:
+    writer = opened(request, root)
+    device = request.plan.device
+    if request.run is None and not check_only and not device.triton_interpreter:
+        _ensure_ceilings(device, root)
+    return writer
+
+
+def opened(request: Request, root: Path, facts: Mapping[str, Any] | None = None, name: str | None = None) -> RunWriter:
+    """The run that the request goes on with, or a new one below `root` with `facts` added to its header."""
     from flashbench.hardware.catalogue import device_id
     from flashbench.store.run import RunWriter
 
@@ -191,10 +199,15 @@ def _open(request: Request, root: Path, settings: dict[str, Any], check_only: bo
         for note in writer.notes:
             print(f"note: {note}", file=sys.stderr)
         return writer
-    device = request.plan.device
-    header = {
+    header = {**header_of(request), **(facts or {})}
+    return RunWriter.create(root, device_id(request.plan.device), name or request.config.name, header)
+
+
+def header_of(request: Request) -> dict[str, Any]:
+    """What a new run's header says of the request."""
+    return {
         "command": shlex.join(["flashbench", *sys.argv[1:]]),
-        "device": to_plain(device),
+        "device": to_plain(request.plan.device),
         "config": request.config.resolved(),
         "cases": [c.key for c in (*request.plan.cases, *(s.case for s in request.plan.skips))],
         "models": {
@@ -202,23 +215,20 @@ def _open(request: Request, root: Path, settings: dict[str, Any], check_only: bo
             for name, provider in request.providers.items()
         },
     }
-    writer = RunWriter.create(root, device_id(device), request.config.name, header)
-    if not check_only and not device.triton_interpreter:
-        _ensure_ceilings(device, root / device_id(device), settings)
-    return writer
 
 
-def _ensure_ceilings(device: Device, folder: Path, settings: dict[str, Any]) -> None:
-    """Measure the device's ceilings once and keep them beside its runs; later runs find them there."""
-    from flashbench.hardware.ceilings import Ceiling, save
-    from flashbench.run.runner import measure_ceilings
+def _ensure_ceilings(device: Device, root: Path) -> None:
+    """A device that has no data sheet here needs measured ceilings for its roofline: once, kept beside its runs.
 
-    path = folder / "ceilings.json"
-    if path.exists():
-        return
-    print(f"measuring this device's ceilings once, for {path}", file=sys.stderr)
-    found = measure_ceilings(device, settings, CEILING_SECONDS, lambda _stage: None)
-    save(path, device, [from_plain(Ceiling, {"dtype": None, **c}) for c in found])
+    For a card of the catalogue `flashbench ceilings` measures them when they are wanted.
+    """
+    from flashbench.hardware.catalogue import match
+    from flashbench.run.ceilings import ceilings_path, measure_and_save
+
+    path = ceilings_path(root, device)
+    if match(device) is None and not path.exists():
+        print(f"measuring this device's ceilings once, for {path}", file=sys.stderr)
+        measure_and_save(device, path, lambda _stage: None)
 
 
 def _summary(rows: list[tuple[Row, tuple[float, ...]]], path: Path) -> int:

@@ -14,21 +14,22 @@ from flashbench.errors import StoreError
 from flashbench.hardware.catalogue import GpuSpec
 from flashbench.records import Device, from_plain, to_plain
 
-Level = Literal["hbm", "l2", "compute", "exp"]
+Level = Literal["hbm", "l2", "compute", "exp", "launch"]
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """One roof. `value` is in `unit`: GB/s (decimal), TFLOP/s, or Texp/s (1e12 exponentials per second)."""
+    """One roof. `value` is in `unit`: GB/s (decimal), TFLOP/s, or Texp/s (1e12 exponentials per second); launch: us that a kernel
+    without work takes."""
 
     level: Level
     dtype: str | None
     """Of compute ceilings; None for the others."""
     kind: str
-    """What was run: copy, read, write, gemm, exp; or peak, of a data sheet."""
+    """What was run: copy, read, write, gemm, exp, empty; or peak, of a data sheet."""
     value: float
-    unit: Literal["GB/s", "TFLOP/s", "Texp/s"]
+    unit: Literal["GB/s", "TFLOP/s", "Texp/s", "us"]
     source: Literal["spec", "measured"]
     regime: Literal["isolated", "sustained"] | None = None
     sm_clock_mhz: float | None = None

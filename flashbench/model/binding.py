@@ -27,6 +27,8 @@ class Share:
     share: float
     ceiling: Ceiling | None
     """None for launch and occupancy."""
+    detail: str = ""
+    """What the share is made of, in words: blocks and waves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,9 @@ def bind(
     if launch_ms is not None:
         shares.append(Share("launch", launch_ms / time_ms, None))
     if sm_count and blocks:
-        shares.append(Share("occupancy", 1 - occupancy(blocks, sm_count, blocks_per_sm), None))
+        slots = sm_count * blocks_per_sm
+        waves = f"{blocks:,} blocks in {-(-blocks // slots):,} wave(s) of {slots:,}"
+        shares.append(Share("occupancy", 1 - occupancy(blocks, sm_count, blocks_per_sm), None, waves))
     shares.sort(key=lambda s: s.share, reverse=True)
     if not shares:
         return Binding(None, (), "no ceiling of this device is known; measure its ceilings first")
@@ -89,7 +93,7 @@ def bind(
 
 def _sentence(shares: list[Share]) -> str:
     first = shares[0]
-    others = ", ".join(f"{_name(s)} {s.share:.0%}" for s in shares[1:] if s.share >= 0.005)
+    others = ", ".join(f"{_name(s)} {s.share:.0%}{_of(s)}" for s in shares[1:] if s.share >= 0.005)
     beside = f" ({others})" if others else ""
     roof = f" of {_value(first.ceiling)}" if first.ceiling else ""
     if first.share > 1:
@@ -100,13 +104,17 @@ def _sentence(shares: list[Share]) -> str:
     if first.share < NEAR:
         return (
             f"no ceiling is near; the nearest is {_name(first)} at {first.share:.0%}{roof}{beside}: "
-            "latency or instruction issue holds it"
+            "the rest is latency, instruction issue, or work that the models do not count"
         )
     words = {
         "launch": f"the launch takes {first.share:.0%} of the time",
-        "occupancy": f"{first.share:.0%} of the SM time has no block to run",
+        "occupancy": f"{first.share:.0%} of the SM time has no block to run{_of(first)}",
     }.get(first.name, f"held by {_name(first)}: {first.share:.0%}{roof}")
     return words + beside
+
+
+def _of(share: Share) -> str:
+    return f" [{share.detail}]" if share.detail else ""
 
 
 def _name(share: Share) -> str:

@@ -12,9 +12,21 @@ class Traffic:
     low: int
     estimate: int
     high: int
+    written: int = 0
+    """The writes in `estimate`, as they leave the L2; the rest is read."""
+
+    @property
+    def read(self) -> int:
+        """The reads in `estimate`."""
+        return self.estimate - self.written
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.low + other.low, self.estimate + other.estimate, self.high + other.high)
+        return Traffic(
+            self.low + other.low,
+            self.estimate + other.estimate,
+            self.high + other.high,
+            self.written + other.written,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,26 @@ def materialised(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
     p, t = problem, tensors(problem, schedule)
     forward, backward = p.mode != "backward", p.mode in ("backward", "forward_backward")
     passes = forward * forward_passes(p, schedule) + backward * backward_passes(p, schedule)
-    once = t.side + _mask_bytes(p, schedule) * ((forward + backward) if "mask_fill" in schedule.passes else forward)
+    # One mask serves all heads, and each of them reads it: again, unless it outlives a head's scores in the L2.
+    uses = (forward + backward) if "mask_fill" in schedule.passes else forward
+    mask = _mask_bytes(p, schedule)
+    mask_again = uses * (t.q_heads - 1) * mask
+    mask_reread = cache.again(mask_again, mask + 2 * t.scores / t.q_heads)
+    once = t.side + uses * mask
     once += forward * (t.q + t.k + t.v + t.o)  # read Q, K, V; write O
     once += backward * (2 * (t.q + t.k + t.v) + 2 * t.o)  # read Q, K, V, and dO twice; write dQ, dK, dV
     copies = t.group * (t.k + t.v) if schedule.expands_kv and t.group > 1 else 0
     copied = 2 * copies * (forward + backward)  # written and read; backward likewise their gradients
-    estimate = once + passes * t.scores * cache.handed_over(t.scores) + copied * cache.handed_over(copies / 2)
-    high = once + passes * t.scores + copied + _tile_rereads(p, t, schedule)
-    return Traffic(compulsory_bytes(p), round(estimate), round(high))
+    through_hbm, copies_through_hbm = cache.handed_over(t.scores), cache.handed_over(copies / 2)
+    estimate = once + mask_reread + passes * t.scores * through_hbm + copied * copies_through_hbm
+    high = once + mask_again + passes * t.scores + copied + _tile_rereads(p, t, schedule)
+    written = forward * t.o + backward * (t.q + t.k + t.v) + copied / 2 * copies_through_hbm
+    # Forward writes S and P, backward dP and dS; a pass of its own writes what it reads, dropout's mask in forward alone.
+    dropout = ("dropout" in schedule.passes) / _score_bytes(p, schedule) / 2
+    writes = forward * (forward_passes(p, schedule) / 2 + dropout)
+    writes += backward * (2 + (backward_passes(p, schedule) - 7) / 2 - dropout)
+    written += writes * t.scores * through_hbm
+    return Traffic(compulsory_bytes(p), round(estimate), round(high), round(written))
 
 
 def forward_passes(problem: Problem, schedule: Schedule) -> float:
@@ -74,11 +86,11 @@ def gemm_qk(problem: Problem, _cache: Cache, schedule: Schedule) -> Traffic:
     p, t = problem, tensors(problem, schedule)
     once = t.q + t.k + t.scores
     rows, columns = -(-p.seq_q // schedule.block_q), -(-p.seq_kv // schedule.block_kv)
-    return Traffic(once, once, t.scores + columns * t.q + rows * t.group * t.k)
+    return Traffic(once, once, t.scores + columns * t.q + rows * t.group * t.k, t.scores)
 
 
 def gemm_pv(problem: Problem, _cache: Cache, schedule: Schedule) -> Traffic:
     """PV alone: read P and V, write O. One block holds a whole row of O, so P is read once."""
     p, t = problem, tensors(problem, schedule)
     once = t.scores + t.v + t.o
-    return Traffic(once, once, t.scores + -(-p.seq_q // schedule.block_q) * t.group * t.v + t.o)
+    return Traffic(once, once, t.scores + -(-p.seq_q // schedule.block_q) * t.group * t.v + t.o, t.o)

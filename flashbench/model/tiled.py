@@ -29,7 +29,8 @@ def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traff
     by_wave = t.kv_heads * (streamed(blocks, t.group, cache.slots) - first) * row
     by_block = t.kv_heads * (t.group * lengths(blocks) - first) * row
     once = compulsory_bytes(p, "forward")
-    return Traffic(once, round(once + lse + cache.again(by_wave, p.seq_kv * row)), once + lse + by_block)
+    estimate = once + lse + cache.again(by_wave, p.seq_kv * row)
+    return Traffic(once, round(estimate), once + lse + by_block, t.o + lse)
 
 
 def forward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
@@ -48,7 +49,9 @@ def forward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traf
     once = compulsory_bytes(p, "forward")
     lse = t.rows * LSE_BYTES * schedule.writes_lse
     kv_again = (t.group - 1) * t.kv_heads * seen_keys(p) * (t.k_row + t.v_row)  # the heads of a group run together
-    return Traffic(once, round(once + lse + cache.again(passes, waiting)), once + lse + passes + kv_again)
+    written = t.o + lse + cache.again(t.q_heads * again * kept_row, waiting)
+    estimate = once + lse + cache.again(passes, waiting)
+    return Traffic(once, round(estimate), once + lse + passes + kv_again, round(written))
 
 
 def backward_one_block(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
@@ -67,7 +70,9 @@ def backward_one_block(problem: Problem, cache: Cache, schedule: Schedule) -> Tr
     once = _backward_once(p)
     delta = t.rows * LSE_BYTES
     kv_again = 2 * (t.group - 1) * t.kv_heads * seen_keys(p) * (t.k_row + t.v_row)
-    return Traffic(once, round(once + delta + cache.again(passes, waiting)), once + delta + passes + kv_again)
+    written = t.q + t.k + t.v + delta + cache.again(t.q_heads * again * dq_row, waiting)
+    estimate = once + delta + cache.again(passes, waiting)
+    return Traffic(once, round(estimate), once + delta + passes + kv_again, round(written))
 
 
 def _backward_once(p: Problem) -> int:
@@ -93,6 +98,7 @@ def backward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Tra
     estimate = once + cache.again(for_delta, 2 * t.o + statistics)
     estimate += cache.again(t.q_heads * (by_wave - first) * row, t.group * p.seq_q * row)
     high = once + for_delta + t.q_heads * (by_block - first) * row
+    written = t.q + t.k + t.v + cache.again(statistics, 2 * t.o + statistics)
     if schedule.two_pass_backward:
         dq, dq_high = _dq_pass(p, cache, schedule)
     else:
@@ -101,7 +107,8 @@ def backward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Tra
         ends = t.rows * size * (2 if schedule.accumulator_bytes != p.element_bytes else 0)
         dq = cache.again(ends + t.q_heads * by_wave * 2 * size, t.rows * size)
         dq_high = ends + t.q_heads * by_block * 2 * size
-    return Traffic(once, round(estimate + dq), high + dq_high)
+        written += dq / 2  # set to zero and accumulated: as much is read
+    return Traffic(once, round(estimate + dq), high + dq_high, round(written))
 
 
 def _dq_pass(p: Problem, cache: Cache, schedule: Schedule) -> tuple[float, int]:
@@ -133,4 +140,6 @@ def decode(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
     whole = -(-p.seq_kv // page) * page - (p.seq_kv - keys) // page * page
     kv_high = t.q_heads * whole * (t.k_row + t.v_row) - t.kv_heads * keys * (t.k_row + t.v_row)
     tables = (t.kv_heads - 1) * t.side
-    return Traffic(once, round(once + cache.again(parts, parts)), once + parts + kv_high + tables)
+    parts_through_hbm = cache.again(parts, parts)
+    high = once + parts + kv_high + tables
+    return Traffic(once, round(once + parts_through_hbm), high, round(t.o + parts_through_hbm / 2))

@@ -71,10 +71,10 @@ VIEWS = {
 
 
 def curves(frame: pd.DataFrame, view: str = "time", *, title: str = "") -> Figure:
-    """One view of a metrics frame (one row per case, one device) over the sequence length, as a figure that is not yet saved.
+    """One view of a metrics frame (one row per case) over the sequence length, as a figure that is not yet saved.
 
     Rows without the number are named in the footer, and by `notes`; where a provider ran out of memory the panel says so.
-    Raises UsageError for an unknown view, when no row can be drawn, or when the rows come from several devices.
+    Raises UsageError for an unknown view, or when no row can be drawn.
     """
     shown = _view(view)
     selection = rows.select(frame, (shown.column,))
@@ -90,7 +90,7 @@ def curves(frame: pd.DataFrame, view: str = "time", *, title: str = "") -> Figur
             len(panel_rows),
             len(masks),
             {1: (6.6, 4.2), 2: (5.0, 3.4)}.get(len(masks), (4.3, 3.0)),
-            title or f"{shown.title} of attention{over} on {points[0].device_id}",
+            title or f"{shown.title} of attention{over} on {' and '.join(selection.devices)}",
             footer,
         )
         looks = provider_looks(p.provider for p in points)

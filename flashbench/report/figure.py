@@ -198,11 +198,8 @@ def draw_line(
             )
 
 
-def save(figure: Figure, path: Path | str) -> None:
-    """Write `figure` as PNG, SVG or PDF, by the ending of `path`.
-
-    Raises UsageError for another ending, a folder that is not there, or a file that cannot be written.
-    """
+def picture_path(path: Path | str) -> Path:
+    """The path of a picture to be written. UsageError for an ending that is no format, or a folder that is not there."""
     target = Path(path)
     ending = target.suffix.lower().removeprefix(".")
     if ending not in FORMATS:
@@ -214,6 +211,16 @@ def save(figure: Figure, path: Path | str) -> None:
         raise UsageError(
             f"cannot write '{target}': the folder '{target.parent}' does not exist; create it or name another"
         )
+    return target
+
+
+def save(figure: Figure, path: Path | str) -> None:
+    """Write `figure` as PNG, SVG or PDF, by the ending of `path`.
+
+    Raises UsageError for another ending, a folder that is not there, or a file that cannot be written.
+    """
+    target = picture_path(path)
+    ending = target.suffix.lower().removeprefix(".")
     # No date in the file: the same rows give the same bytes.
     metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[ending]
     try:

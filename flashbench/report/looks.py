@@ -47,12 +47,20 @@ _MARKER_GLYPHS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}
 
 
 def provider_looks(providers: Iterable[str]) -> dict[str, Look]:
-    """One look per provider, in order of name; names the project does not know take the next free ones."""
+    """One look per provider, in order of name; names the project does not know take the next free ones.
+
+    A provider on another device (`sdpa-flash @ a100`) has the provider's colour and dashes of its own.
+    """
     names = sorted(set(providers))
     looks = {name: PROVIDER_LOOKS[name] for name in names if name in PROVIDER_LOOKS}
     free = (Look(colour, dashes) for dashes in _DASHES for colour in _OTHER_COLOURS)
     for name in names:
-        if name not in looks:
+        base, at, _ = name.partition(" @ ")
+        known = looks.get(base) or PROVIDER_LOOKS.get(base)
+        if at and known:
+            others = (Look(known.colour, dashes) for dashes in _DASHES if dashes != known.dashes)
+            looks[name] = next((look for look in others if look not in looks.values()), known)
+        elif name not in looks:
             looks[name] = next(look for look in free if look not in looks.values())
     return {name: looks[name] for name in names}
 

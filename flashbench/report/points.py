@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench.errors import UsageError
@@ -66,6 +66,8 @@ class Point:
     reference: str
     """The provider that `speedup` is over, or an empty text."""
     cache_resident: bool
+    explanation: str = ""
+    """What holds it back, in words, where the metrics have said so."""
 
     @property
     def seq_len(self) -> int:
@@ -87,6 +89,11 @@ class Selection:
 
     points: tuple[Point, ...]
     skipped: tuple[tuple[Point, str], ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of the points, in the order of the rows: the first one's ceilings are the picture's own."""
+        return tuple(dict.fromkeys(point.device_id for point in self.points))
 
     def notes(self) -> list[str]:
         """One line per row that is not drawn."""
@@ -135,7 +142,8 @@ def narrow(
 def select(frame: pd.DataFrame, needs: Sequence[str]) -> Selection:
     """The points of `frame` (one row per case) that are ok and have every number in `needs`.
 
-    Raises UsageError when no row is left, or when the rows come from more than one device.
+    Where the rows come from several devices, the providers of all but the first one carry their device in their name, and so look
+    and are labelled as providers of their own. Raises UsageError when no row is left.
     """
     points: list[Point] = []
     skipped: list[tuple[Point, str]] = []
@@ -151,12 +159,24 @@ def select(frame: pd.DataFrame, needs: Sequence[str]) -> Selection:
         raise UsageError(
             f"nothing to draw: none of the {len(skipped)} rows can be drawn{first}; measure again or choose another run"
         )
-    devices = sorted({point.device_id for point in points})
-    if len(devices) > 1:
-        raise UsageError(
-            f"these rows come from {len(devices)} devices ({', '.join(devices)}); a picture shows one, so name a run of one"
-        )
-    return Selection(tuple(points), tuple(skipped))
+    devices = list(dict.fromkeys(point.device_id for point in (*points, *(point for point, _ in skipped))))
+    names = short_names(devices)
+
+    def named(point: Point) -> Point:
+        if point.device_id == points[0].device_id:
+            return point
+        return replace(point, provider=f"{point.provider} @ {names[point.device_id]}")
+
+    return Selection(tuple(map(named, points)), tuple((named(point), why) for point, why in skipped))
+
+
+def short_names(devices: Sequence[str]) -> dict[str, str]:
+    """The first words of each device's id, as many as tell them apart: a100 and h100, or a100-pcie and a100-sxm4."""
+    for count in range(1, 1 + max((device.count("-") for device in devices), default=0)):
+        names = {device: "-".join(device.split("-")[:count]) for device in devices}
+        if len(set(names.values())) == len(names):
+            return names
+    return {device: device for device in devices}
 
 
 def _why_not(point: Point, needs: Sequence[str]) -> str | None:
@@ -168,7 +188,21 @@ def _why_not(point: Point, needs: Sequence[str]) -> str | None:
 
 
 _TEXT = frozenset(
-    {"key", "run", "device_id", "provider", "mode", "dtype", "mask", "status", "reason", "l2", "regime", "reference"}
+    {
+        "key",
+        "run",
+        "device_id",
+        "provider",
+        "mode",
+        "dtype",
+        "mask",
+        "status",
+        "reason",
+        "l2",
+        "regime",
+        "reference",
+        "explanation",
+    }
 )
 _WHOLE = frozenset({"batch", "heads_q", "heads_kv", "seq_q", "seq_kv", "head_dim", "head_dim_v"})
 

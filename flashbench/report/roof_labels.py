@@ -81,6 +81,13 @@ def _slopes(scale: Scale) -> list[_Slope]:
         found = [line(scale.own, upper, f"{texts['spec']}, {_gbps(own['measured'])} measured", 2.5)]
     else:
         found = [line(scale.own, source, text, 2.5) for source, text in texts.items()]
+    if scale.with_l2:
+        source = next((s for s in SOURCES[::-1] if bandwidth(scale.own, s, scale.regime, "l2")), None)
+        l2 = bandwidth(scale.own, source, scale.regime, "l2") if source else None
+        if l2 is not None:
+            tops = [top for s in SOURCES for top in peaks(scale.own, scale.dtypes, s, scale.regime)]
+            end = max(tops) * 1e3 / l2.value if tops else scale.x_limits[1]
+            found.append(_Slope(l2.value, end, f"L2 {_gbps(l2.value)} GB/s {source}", INK, 2.5))
     for machine in scale.others:
         source = next((s for s in SOURCES if bandwidth(machine, s, scale.regime)), None)
         if source is not None:
@@ -160,7 +167,7 @@ def write_side_labels(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
     entries: list[tuple[float, str, str, str]] = []
     for machine in scale.others:
         for top in {v: None for s in SOURCES for v in peaks(machine, scale.dtypes, s, scale.regime)}:
-            entries.append((top, f"{_value(scale, top)}  {machine.label}", "not this device", GREY))
+            entries.append((top, f"{_value(scale, top)}  {machine.label}", _whose(machine), GREY))
     for source in SOURCES:
         for top, dtypes in peaks(scale.own, scale.dtypes, source, scale.regime).items():
             entries.append((top, f"{_value(scale, top)}  {', '.join(dtypes)} {source}", scale.own.label, INK))
@@ -195,6 +202,10 @@ def write_side_labels(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
         y = (min(heights, default=height_pt) - (index + 2) * 2 * SMALL_PT) / height_pt
         text = f"no {dtype} peak on {scale.own.label}"
         axes.text(1 + 12 / width_pt, y, text, transform=axes.transAxes, size=SMALL_PT - 1, color=INK, gid="no peak")
+
+
+def _whose(machine: Machine) -> str:
+    return "device of the @ lines" if machine.own else "not this device"
 
 
 def _value(scale: Scale, tflops: float) -> str:

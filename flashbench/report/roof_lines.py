@@ -40,10 +40,26 @@ def draw_roofs(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
                 gid = f"peak {machine.label} {source} {' '.join(dtypes)}"
                 _horizontal(axes, scale, machine, source, top, _STYLES[source], width, colour, gid)
         _drawridges(axes, scale, machine, colour)
+    if scale.with_l2:
+        _draw_l2(axes, scale)
     for source in SOURCES:
         value = exp_roof(scale.own, row, source, scale.regime)
         if value is not None and scale.y(value) < scale.y_limits[1]:
             _horizontal(axes, scale, scale.own, source, value, _EXP_STYLES[source], 2.4, INK, f"exp {source}")
+
+
+def _draw_l2(axes: Axes, scale: Scale) -> None:
+    """The L2's bandwidth of the own device, up to its highest peak."""
+    for source in SOURCES:
+        slope = bandwidth(scale.own, source, scale.regime, "l2")
+        if slope is None:
+            continue
+        tops = [top for s in SOURCES for top in peaks(scale.own, scale.dtypes, s, scale.regime)]
+        end = max(tops) * 1e3 / slope.value if tops else scale.x_limits[1]
+        xs = [scale.x_limits[0], end]
+        ys = [scale.y(x * slope.value / 1e3) for x in xs]
+        gid = f"l2 bandwidth {scale.own.label} {source}"
+        axes.plot(xs, ys, color=INK, linestyle=_STYLES[source], linewidth=0.9, zorder=2, gid=gid)
 
 
 def _horizontal(

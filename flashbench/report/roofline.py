@@ -7,9 +7,10 @@ line per sweep of the sequence length. One row of panels per mode and head dimen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from flashbench.errors import UsageError, nearest
 from flashbench.report import figure as page
 from flashbench.report import points as rows
 from flashbench.report import series
@@ -20,11 +21,7 @@ from flashbench.report.roof_labels import above_roof, write_ridge_numbers, write
 from flashbench.report.roof_lines import draw_roofs
 from flashbench.report.roofline_scale import Scale, scale_for
 from flashbench.report.roofline_text import footer
-from flashbench.report.roofs import (
-    Machine,
-    excess,
-    own_machine,
-)
+from flashbench.report.roofs import SOURCES, Machine, bandwidth, excess, machines_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,23 +29,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def roofline(frame: pd.DataFrame, machines: Sequence[Machine], *, title: str = "") -> Figure:
-    """The roofline of a metrics frame (one row per case, one device) as a figure that is not yet saved.
+LEVELS = ("hbm", "l2")
 
-    Rows that cannot be drawn are named in the footer, and by `notes`. Raises UsageError when no row can be drawn, when the rows come
-    from several devices, or when the device has no ceiling.
+
+def roofline(
+    frame: pd.DataFrame, machines: Sequence[Machine], *, title: str = "", levels: Sequence[str] = ("hbm",)
+) -> Figure:
+    """The roofline of a metrics frame (one row per case) as a figure that is not yet saved.
+
+    With the level `l2` each point stands a second time, at the same height, over the bytes that it takes from the L2, and the L2's
+    bandwidth is drawn (hierarchical roofline; Yang, Kurth, Williams 2020). Rows that cannot be drawn are named in the footer, and by
+    `notes`. Raises UsageError when no row can be drawn, or when a device of the rows, or a level, has no ceiling.
     """
     selection = rows.select(frame, rows.ON_A_ROOFLINE)
     points = selection.points
-    own = own_machine(machines, points[0].device_id)
+    homes = machines_of(machines, selection.devices)
+    own = homes[points[0].device_id]
+    _check_levels(levels, own)
     panel_rows, masks = series.panels(points)
-    scale = scale_for(points, machines, own, len(masks))
+    scale = scale_for(points, machines, own, len(masks), "l2" in levels)
     with page.look_of_page():
         sheet = page.sheet(
             len(panel_rows),
             len(masks),
             scale.panel_inches,
-            title or f"Roofline of attention on {points[0].device_id}",
+            title or f"Roofline of attention on {' and '.join(selection.devices)}",
             footer(selection, scale),
             right_inches=1.9,
         )
@@ -59,7 +64,7 @@ def roofline(frame: pd.DataFrame, machines: Sequence[Machine], *, title: str = "
                 _set_axes(axes, scale)
                 axes.set_title(series.panel_title(panel_row, mask), loc="left", pad=5)
                 draw_roofs(axes, scale, panel_row)
-                _draw_points(axes, here, own, looks, scale)
+                _draw_points(axes, here, homes, looks, scale)
                 _write_labels(axes, here, looks, scale)
             write_side_labels(line[-1], scale, panel_row)
         sheet.label_axes("arithmetic intensity  (useful FLOP per HBM byte, modelled)", f"useful {scale.unit}")
@@ -75,14 +80,40 @@ def _set_axes(axes: Axes, scale: Scale) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_points(axes: Axes, points: Sequence[Point], own: Machine, looks: dict[str, Look], scale: Scale) -> None:
+def _check_levels(levels: Sequence[str], own: Machine) -> None:
+    for level in levels:
+        if level not in LEVELS:
+            raise UsageError(f"unknown level '{level}'{nearest(level, LEVELS)} (known: {', '.join(LEVELS)})")
+    if "hbm" not in levels:
+        raise UsageError("a roofline has the level hbm; give hbm,l2 for both")
+    if "l2" in levels and not any(bandwidth(own, source, level="l2") for source in SOURCES):
+        raise UsageError(f"no L2 bandwidth of {own.label} is known; run `flashbench ceilings` there")
+
+
+def _draw_points(
+    axes: Axes, points: Sequence[Point], homes: Mapping[str, Machine], looks: dict[str, Look], scale: Scale
+) -> None:
     """One line per sweep, its markers, and each point's interval of intensity."""
     for line in series.lines(points):
         name, look = line[0].provider, looks[line[0].provider]
         x = [p.intensity or 0.0 for p in line]
         y = [scale.y(p.tflops) for p in line]
-        hollow = [p.cache_resident or excess(p, own) is not None for p in line]
+        hollow = [p.cache_resident or excess(p, homes[p.device_id]) is not None for p in line]
         page.draw_line(axes, x, y, look, line[0].dtype, name, hollow)
+        if scale.with_l2:
+            in_l2 = [
+                (p.intensity_low, height) for p, height in zip(line, y, strict=True) if p.intensity_low is not None
+            ]
+            axes.plot(
+                [x for x, _ in in_l2],
+                [height for _, height in in_l2],
+                linestyle="none",
+                marker="x",
+                markersize=4,
+                color=look.colour,
+                zorder=5,
+                gid=f"l2 points {name}",
+            )
         for p, height in zip(line, y, strict=True):
             if p.intensity_low is not None and p.intensity_high is not None and p.intensity_high > p.intensity_low:
                 ends = [p.intensity_low, p.intensity_high]
@@ -99,7 +130,10 @@ def _draw_points(axes: Axes, points: Sequence[Point], own: Machine, looks: dict[
 
 def _write_labels(axes: Axes, points: Sequence[Point], looks: dict[str, Look], scale: Scale) -> None:
     """Bandwidths along their slopes, the providers at the right ends of their lines, and the first and last lengths."""
-    markers = point_boxes(axes, [(p.intensity or 0, scale.y(p.tflops)) for p in points])
+    spots = [(p.intensity or 0, scale.y(p.tflops)) for p in points]
+    if scale.with_l2:
+        spots += [(p.intensity_low, scale.y(p.tflops)) for p in points if p.intensity_low is not None]
+    markers = point_boxes(axes, spots)
     labels = write_slope_labels(axes, scale, markers)
     labels += write_ridge_numbers(axes, scale, [*markers, *labels])
     ends: dict[str, Point] = {}

@@ -30,6 +30,8 @@ class Scale:
     inches_per_decade: float
     unit: str
     factor: float
+    with_l2: bool = False
+    """Whether the L2's bandwidth and intensities are drawn as well."""
 
     def y(self, tflops: float | None) -> float:
         return (tflops or 0.0) * self.factor
@@ -50,7 +52,9 @@ class Scale:
         return across, math.log10(y / self.y_limits[0]) * self.inches_per_decade
 
 
-def scale_for(points: Sequence[Point], machines: Sequence[Machine], own: Machine, columns: int) -> Scale:
+def scale_for(
+    points: Sequence[Point], machines: Sequence[Machine], own: Machine, columns: int, with_l2: bool = False
+) -> Scale:
     """Limits that show every point and every roof near them, and a size of page that keeps decades square."""
     dtypes = tuple(dtype for dtype in DTYPES if dtype in {p.dtype for p in points})
     regimes = {p.regime for p in points}
@@ -92,6 +96,7 @@ def scale_for(points: Sequence[Point], machines: Sequence[Machine], own: Machine
         inches_per_decade=min(width / x_decades, height / y_decades),
         unit="GFLOP/s" if small else "TFLOP/s",
         factor=factor,
+        with_l2=with_l2,
     )
 
 

@@ -12,18 +12,23 @@ from flashbench.report.figure import number_text
 from flashbench.report.looks import marker_key
 from flashbench.report.points import ON_A_ROOFLINE, Point, Selection, select
 from flashbench.report.roofline_scale import Scale
-from flashbench.report.roofs import Machine, excess, own_machine, without_peak
+from flashbench.report.roofs import SOURCES, Machine, bandwidth, excess, machines_of, without_peak
 from flashbench.report.series import conditions_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+NAMED = 3
+"""Points of one remark that are named before the rest is counted."""
+
+
 def notes(frame: pd.DataFrame, machines: Sequence[Machine]) -> list[str]:
     """What a reader of the picture must know, one line each: rows not drawn, points above their roof, ceilings of another device."""
     selection = select(frame, ON_A_ROOFLINE)
     device = selection.points[0].device_id
-    own = own_machine(machines, device)
+    homes = machines_of(machines, selection.devices)
+    own = homes[device]
     lines = selection.notes()
     if own.label != device:
         lines.append(f"the rows were measured on {device}, but the ceilings are those of {own.label}")
@@ -32,12 +37,20 @@ def notes(frame: pd.DataFrame, machines: Sequence[Machine]) -> list[str]:
         lines.append(
             "the rows mix load regimes (isolated, sustained), which run at different clocks on a power-capped card; compare within one"
         )
+    resident: list[Point] = []
     for point in selection.points:
-        why = excess(point, own)
+        home = homes[point.device_id]
+        why = excess(point, home)
         if why is not None:
-            lines.append(f"above the roof of {own.label}: {point.key} ({why})")
+            lines.append(f"above the roof of {home.label}: {point.key} ({why})")
         elif point.cache_resident:
-            lines.append(f"cache resident: {point.key} (its bytes may not have come from HBM)")
+            resident.append(point)
+    if resident:
+        named = "; ".join(point.key for point in resident[:NAMED])
+        more = f"; and {len(resident) - NAMED} more" if len(resident) > NAMED else ""
+        lines.append(
+            f"cache resident: {len(resident)} of {len(selection.points)} points, whose bytes may not have come from HBM ({named}{more})"
+        )
     return lines
 
 
@@ -58,18 +71,24 @@ def footer(selection: Selection, scale: Scale) -> list[str]:
     if "measured" in sources:
         where.append(f"Dashed ceilings: measured here{_conditions(own)}.")
     if scale.others:
-        where.append("Grey: not this device.")
+        where.append("Grey: not this device." if len(selection.devices) == 1 else "Grey: other devices.")
+        where += [f"{m.label}: {m.note}." for m in scale.others if m.own and m.note]
     if scale.left_out:
         where.append(f"Off the scale: {', '.join(m.label for m in scale.left_out)}.")
     counted = (
         "y counts the products of visible (query, key) pairs only: causal its triangle, backward five products (2.5 times forward at d\u00a0=\u00a0d_v). "
         "x divides them by HBM bytes that are modelled, not counted; a thin bar spans no reuse to compulsory traffic."
     )
+    if scale.with_l2:
+        counted += " Small crosses: the same points over the bytes that the L2 hands out (modelled: every block reads for itself)."
+        l2 = [c for s in SOURCES if (c := bandwidth(own, s, scale.regime, "l2"))]
+        counted += f" L2 of {own.label}: {', '.join(f'{number_text(c.value)} GB/s {c.source}' for c in l2)}."
     if any(c.level == "exp" for c in own.ceilings):
         counted += " Exp unit: one hardware exp per score, which a kernel that computes exps on the FMA units can pass."
     markers = [f"{marker_key({p.dtype for p in points})}."]
-    above = sum(excess(p, own) is not None for p in points)
-    resident = sum(p.cache_resident and excess(p, own) is None for p in points)
+    homes = {m.label: m for m in scale.others if m.own}
+    above = sum(excess(p, homes.get(p.device_id, own)) is not None for p in points)
+    resident = sum(p.cache_resident and excess(p, homes.get(p.device_id, own)) is None for p in points)
     if above:
         markers.append(
             f"Hollow ({above} of {len(points)}): above a ceiling, which wants measuring again unless the data lay in a cache."
@@ -100,13 +119,20 @@ def _conditions(machine: Machine) -> str:
 def explain(frame: pd.DataFrame, machines: Sequence[Machine]) -> list[str]:
     """One line per point: what it reaches, how much of its roof that is, and what holds it back. Raises UsageError as `roofline` does."""
     selection = select(frame, ON_A_ROOFLINE)
-    own = own_machine(machines, selection.points[0].device_id)
-    return [f"{p.key}: {_verdict(p, own)}" for p in selection.points]
+    homes = machines_of(machines, selection.devices)
+    several = len(homes) > 1
+    return [
+        f"{p.key}{f' @ {p.device_id}' if several else ''}: {_verdict(p, homes[p.device_id])}" for p in selection.points
+    ]
 
 
 def _verdict(point: Point, own: Machine) -> str:
+    """Rate, intensity, and the metrics' sentence; of a frame without one, that of the ceilings alone (no launch, no waves)."""
+    reached = f"{number_text(point.tflops or 0)} TFLOP/s at {number_text(point.intensity or 0)} FLOP/byte"
+    if point.explanation:
+        return f"{reached}, {point.explanation}"
     traffic = Traffic(*(round(value or 0) for value in (point.hbm_bytes_low, point.hbm_bytes, point.hbm_bytes_high)))
     time_ms, tflops = point.time_ms or 0.0, point.tflops or 0.0
     problem = Case.from_key(point.key).problem
     held = bind(time_ms, problem, traffic, round(tflops * time_ms * 1e9), own.ceilings, regime=point.regime or None)
-    return f"{number_text(tflops)} TFLOP/s at {number_text(point.intensity or 0)} FLOP/byte, {held.sentence}"
+    return f"{reached}, {held.sentence}"

@@ -59,9 +59,9 @@ def _best(ceilings: Sequence[Ceiling], source: Source, regime: str) -> Ceiling |
     return max(alike or found, key=lambda c: c.value, default=None)
 
 
-def bandwidth(machine: Machine, source: Source, regime: str = "") -> Ceiling | None:
-    """The memory's bandwidth in GB/s: HBM on a GPU, main memory on a CPU."""
-    return _best([c for c in machine.ceilings if c.level == "hbm"], source, regime)
+def bandwidth(machine: Machine, source: Source, regime: str = "", level: str = "hbm") -> Ceiling | None:
+    """A memory's bandwidth in GB/s: `hbm` is HBM on a GPU and main memory on a CPU, `l2` the L2."""
+    return _best([c for c in machine.ceilings if c.level == level], source, regime)
 
 
 def peak(machine: Machine, dtype: str, source: Source, regime: str = "") -> Ceiling | None:
@@ -107,13 +107,26 @@ def own_machine(machines: Sequence[Machine], device_id: str) -> Machine:
 
     Raises UsageError when it has none: another card's ceilings never stand in for them.
     """
-    own = next((m for m in machines if m.own), None)
+    owns = [m for m in machines if m.own]
+    own = next((m for m in owns if m.label == device_id), owns[0] if owns else None)
     if own is None or not any(c.level in ("hbm", "compute") for c in own.ceilings):
         raise UsageError(
             f"no ceilings are known for '{own.label if own else device_id}': it is not in the catalogue and none were measured on it; "
             "run `flashbench ceilings` there, or give --gpu NAME to use the data sheet of a card that the catalogue knows"
         )
     return own
+
+
+def machines_of(machines: Sequence[Machine], devices: Sequence[str]) -> dict[str, Machine]:
+    """The own machine of each device. UsageError when one of several devices has none: it is never held to another's ceilings."""
+    found = {device: own_machine(machines, device) for device in devices}
+    strangers = [device for device, machine in found.items() if len(devices) > 1 and machine.label != device]
+    if strangers:
+        raise UsageError(
+            f"these rows come from {len(devices)} devices ({', '.join(devices)}), and no ceilings of {', '.join(strangers)} are given; "
+            "name runs of one device"
+        )
+    return found
 
 
 def excess(point: Point, machine: Machine, sources: Collection[Source] = SOURCES) -> str | None:

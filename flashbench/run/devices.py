@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flashbench.errors import FlashbenchError, UsageError
 from flashbench.records import Device, from_plain, to_plain
+from flashbench.run.process import OWN, Launch
 
 DESCRIBE_SECONDS = 300
 
@@ -22,15 +23,25 @@ def find_device(wanted: str) -> Device:
     known = _read(cached)
     if known is not None:
         return known
-    device = _ask(wanted)
+    device = ask_device(wanted)
     _write(cached, device)
     return device
 
 
-def _ask(wanted: str) -> Device:
-    command = [sys.executable, "-m", "flashbench.run.worker", "--describe", wanted]
+def ask_device(wanted: str, launch: Launch = OWN) -> Device:
+    """The Device as a worker describes it, with the versions that this launch's interpreter has; never from the cache."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False)
+        done = subprocess.run(
+            launch.command("--describe", wanted),
+            cwd=launch.folder,
+            env=launch.environment,
+            capture_output=True,
+            text=True,
+            timeout=DESCRIBE_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        raise UsageError(f"'{launch.python}' cannot be started ({error.strerror}); name a Python interpreter") from None
     except subprocess.TimeoutExpired:
         raise FlashbenchError(
             f"the device did not answer within {DESCRIBE_SECONDS} s; `nvidia-smi` may say why"

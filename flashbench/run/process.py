@@ -11,11 +11,36 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from flashbench.records import Device, to_plain
 
 START_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Where a worker comes from. The two sides of `ab` differ in this; everything else uses the parent's own."""
+
+    python: str = sys.executable
+    path: tuple[str, ...] = ()
+    """Folders in front of PYTHONPATH."""
+    folder: Path | None = None
+    """Working folder, from which the files of providers are found; None: the parent's."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        given = os.environ.get("PYTHONPATH")
+        paths = [*self.path, *([given] if given else [])]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if paths else dict(os.environ)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [self.python, "-m", "flashbench.run.worker", *arguments]
+
+
+OWN = Launch()
 
 
 class WorkerGone(Exception):
@@ -29,10 +54,12 @@ class WorkerSilent(Exception):
 class WorkerProcess:
     """A fresh worker on one device. It leads a process group of its own, so that Ctrl-C reaches the parent alone."""
 
-    def __init__(self, device: Device, settings: dict[str, Any]) -> None:
+    def __init__(self, device: Device, settings: dict[str, Any], launch: Launch = OWN) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `stop`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flashbench.run.worker"],
+            launch.command(),
+            cwd=launch.folder,
+            env=launch.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

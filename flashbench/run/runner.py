@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from flashbench.records import Case, Device, Row, from_plain, to_plain
 from flashbench.run.plan import Plan
-from flashbench.run.process import WorkerGone, WorkerProcess, WorkerSilent
+from flashbench.run.process import OWN, Launch, WorkerGone, WorkerProcess, WorkerSilent
+from flashbench.store.anchors import Anchor, append_anchors
 from flashbench.store.run import RunWriter
+
+ANCHOR_SECONDS = 120.0
+"""Longest wait for the anchors of a round; a round without them goes on, and the report says what that costs."""
+NO_TIMERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,26 @@ def run_plan(
                 writer.append(row, ())
                 yield Progress(skip.case, round_index, row=row)
         wanted = [case for case in plan.order(round_index) if (case.key, round_index) not in done]
-        yield from _round(wanted, round_index, plan, writer, settings, timeout_seconds)
+        yield from run_round(wanted, round_index, plan.device, writer, settings, timeout_seconds)
 
 
-def _round(
-    cases: list[Case], round_index: int, plan: Plan, writer: RunWriter, settings: dict[str, Any], timeout_seconds: float
+def run_round(
+    cases: Sequence[Case],
+    round_index: int,
+    device: Device,
+    writer: RunWriter,
+    settings: dict[str, Any],
+    timeout_seconds: float,
+    *,
+    launch: Launch = OWN,
+    anchors: bool = False,
+    timers: Mapping[str, str] = NO_TIMERS,
 ) -> Iterator[Progress]:
-    """One round: one worker, and a new one after each crash."""
+    """One round: one worker, and a new one after each crash. Each finished row is on disk when it is yielded.
+
+    With `anchors`, the reference kernels are measured first, in the same process. `timers` holds the method for a case's key, where
+    the other side of a comparison has already chosen it.
+    """
     worker: WorkerProcess | None = None
     restarts = 0
     out_of_memory: list[Case] = []
@@ -56,9 +74,12 @@ def _round(
                 continue
             yield Progress(case, round_index, stage="start")
             if worker is None:
-                worker = WorkerProcess(plan.device, settings)
+                worker = WorkerProcess(device, settings, launch)
+                if anchors and not restarts:
+                    yield Progress(case, round_index, stage="anchors")
+                    worker = _with_anchors(worker, round_index, writer) or WorkerProcess(device, settings, launch)
             last: Progress | None = None
-            for last in _visit(worker, case, round_index, timeout_seconds, restarts):
+            for last in visit_case(worker, case, round_index, timeout_seconds, restarts, timers.get(case.key)):
                 if last.row is not None:
                     writer.append(last.row, last.samples_ms)
                 yield last
@@ -74,9 +95,29 @@ def _round(
             worker.stop()
 
 
-def _visit(
-    worker: WorkerProcess, case: Case, round_index: int, timeout_seconds: float, restarts: int
+def _with_anchors(worker: WorkerProcess, round_index: int, writer: RunWriter) -> WorkerProcess | None:
+    """The worker after it has measured its anchors; None when that ended it, for a case is worth more than its anchor."""
+    try:
+        worker.send({"type": "anchors"})
+        while True:
+            message = worker.receive(ANCHOR_SECONDS)
+            if message["type"] == "anchors":
+                append_anchors(writer.path, round_index, [from_plain(Anchor, found) for found in message["anchors"]])
+                return worker
+    except (WorkerGone, WorkerSilent):
+        worker.stop()
+        return None
+
+
+def visit_case(
+    worker: WorkerProcess,
+    case: Case,
+    round_index: int,
+    timeout_seconds: float,
+    restarts: int = 0,
+    timer: str | None = None,
 ) -> Iterator[Progress]:
+    """One visit: its stages, and last its row, whatever becomes of the worker. Nothing is stored."""
     started, begun = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     stage = "start"
 
@@ -86,7 +127,8 @@ def _visit(
         return Progress(case, round_index, row=row)
 
     try:
-        worker.send({"type": "case", "case": to_plain(case), "round": round_index})
+        wanted = {"type": "case", "case": to_plain(case), "round": round_index}
+        worker.send(wanted if timer is None else {**wanted, "timer": timer})
         while True:
             message = worker.receive(max(0.0, begun + timeout_seconds - time.monotonic()))
             if message["type"] == "stage":

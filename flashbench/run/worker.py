@@ -61,6 +61,9 @@ def _serve(answers: TextIO) -> int:
         if message["type"] == "ceilings":
             _measure_ceilings(session, answers)
             continue
+        if message["type"] == "anchors":
+            _measure_anchors(session, answers)
+            continue
         if not _visit(message, session, answers):
             return STICKY_EXIT
 
@@ -87,11 +90,11 @@ def _open_session(start: dict[str, Any], answers: TextIO) -> Any:
 
     device = from_plain(Device, start["device"])
     use(device)
-    settings = dict(start["settings"])
-    rule = Rule(**settings.pop("rule"))
+    # By field, because the parent may be a later version than this worker: `ab` runs old revisions.
+    settings = from_plain(Settings, {**start["settings"], "rule": from_plain(Rule, start["settings"]["rule"])})
     return Session(
         device,
-        Settings(rule=rule, **settings),
+        settings,
         Nvml.open(device.uuid),
         announce=lambda stage: _say(answers, {"type": "stage", "stage": stage}),
     )
@@ -101,18 +104,43 @@ def _visit(message: dict[str, Any], session: Any, answers: TextIO) -> bool:
     """Measure one case and send its row. False when the device did not survive it."""
     import dataclasses
 
+    from flashbench.errors import UsageError
     from flashbench.measure.device import still_works
     from flashbench.measure.visit import visit
+    from flashbench.providers import slowed
     from flashbench.providers.table import get
-    from flashbench.records import Case, from_plain, to_plain
+    from flashbench.records import Case, Row, from_plain, to_plain
 
     case = from_plain(Case, message["case"])
-    row, samples_ms = visit(case, get(case.provider), message["round"], session)
+    try:
+        provider = slowed.get(case.provider) if slowed.is_slowed(case.provider) else get(case.provider)
+        reason = provider.unsupported(case.problem, session.device)
+    except UsageError as error:  # another revision's table need not have it
+        reason = str(error)
+    if reason:
+        _say(
+            answers, {"type": "row", "row": to_plain(Row(case, message["round"], "unsupported", reason)), "samples": []}
+        )
+        return True
+    usual = session.settings
+    if message.get("timer"):
+        rule = dataclasses.replace(usual.rule, timer=message["timer"])
+        session.settings = dataclasses.replace(usual, rule=rule)
+    row, samples_ms = visit(case, provider, message["round"], session)
+    session.settings = usual
     alive = row.status in ("ok", "checked", "unsupported") or still_works(session.device)
     if not alive:
         row = dataclasses.replace(row, status="crashed", reason=f"left the device in error: {row.reason}")
     _say(answers, {"type": "row", "row": to_plain(row), "samples": samples_ms})
     return alive
+
+
+def _measure_anchors(session: Any, answers: TextIO) -> None:
+    from flashbench.measure.anchors import measure_anchors
+    from flashbench.records import to_plain
+
+    anchors = measure_anchors(session.device, session.settings.rule, session.nvml)
+    _say(answers, {"type": "anchors", "anchors": [to_plain(anchor) for anchor in anchors]})
 
 
 def _measure_ceilings(session: Any, answers: TextIO) -> None:

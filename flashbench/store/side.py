@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flashbench.records import FAILED_STATUSES, Row
+from flashbench.records import FAILED_STATUSES, Device, Row, from_plain
+from flashbench.store.anchors import load_anchors
+from flashbench.store.read import Run
 
 ANCHORS = ("copy", "gemm")
 """Reference kernels whose shift between two sessions is the machine's and not the code's."""
@@ -106,6 +109,47 @@ def side_from_rows(
         cases.setdefault(row.key, []).append(seen)
     ordered = {key: tuple(sorted(seen, key=lambda o: o.round)) for key, seen in cases.items()}
     return Side(ordered, anchors or {}, identity or Identity(), versions or {}, label)
+
+
+def identity_of(device: Device, device_id: str) -> Identity:
+    """What of a device must be the same to compare."""
+    return Identity(device_id, device.capability, device.mig, device.power_limit_w)
+
+
+def side_of_run(run: Run) -> Side:
+    """The side that a stored run is.
+
+    Its header may say that some cases are compared under another key (`compared_as`): those of `ab` between two providers.
+    """
+    names: Mapping[str, str] = run.header.get("compared_as") or {}
+    device = from_plain(
+        Device, {"kind": "cpu", "name": "unknown", "memory_bytes": 0, **(run.header.get("device") or {})}
+    )
+    medians = {visit: statistics.median(samples) for visit, samples in run.samples_ms.items() if samples}
+    side = side_from_rows(
+        run.rows,
+        medians,
+        anchors=load_anchors(run.path),
+        identity=identity_of(device, run.device_id),
+        versions={"flashbench": str(run.header.get("flashbench", "")), **device.versions},
+        label=str(run.header.get("label") or run.path),
+    )
+    if not names:
+        return side
+    return replace(side, cases={names.get(key, key): rounds for key, rounds in side.cases.items()})
+
+
+def staged(side: Side, rounds: int | None) -> tuple[Side, Side]:
+    """The rounds of the screening, numbered below `rounds`, and the fresh ones after them; all of them and none when it is None."""
+    if rounds is None:
+        return side, replace(side, cases={}, anchors={})
+    return _part(side, lambda number: number < rounds), _part(side, lambda number: number >= rounds)
+
+
+def _part(side: Side, wanted: Callable[[int], bool]) -> Side:
+    kept = {key: tuple(seen for seen in seens if wanted(seen.round)) for key, seens in side.cases.items()}
+    anchors = {name: {n: ms for n, ms in times.items() if wanted(n)} for name, times in side.anchors.items()}
+    return replace(side, cases={key: seens for key, seens in kept.items() if seens}, anchors=anchors)
 
 
 def with_tflops(side: Side, useful_flops: Callable[[str], float]) -> Side:
