@@ -319,3 +319,11 @@ def test_an_unknown_gpu_is_refused_with_the_nearest(cli, tmp_path: Path) -> None
     done = cli("roofline", "out", "--gpu", "h100-sxm-80gb")
     assert done.returncode == 2
     assert "did you mean 'h100-sxm5-80gb'" in done.stderr
+
+
+def test_energy_without_a_counter_is_a_warning_and_no_number(cli, tmp_path: Path) -> None:
+    done = cli("sweep", write(tmp_path), "--provider", "naive", "--seq-len", "64", "--energy", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    for row in rows_in(tmp_path / "out"):
+        assert "energy_j" not in row
+        assert "no energy counter can be read here" in row["warnings"]

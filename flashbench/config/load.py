@@ -36,6 +36,8 @@ OVERRIDES: dict[str, KeyPath] = {
 """What an option of the command line replaces. Lists are separated by commas."""
 
 _SINGLE = frozenset({"device", "l2", "rounds", "energy"})
+_FLAGS = frozenset({"energy"})
+"""Options without a value: given means true."""
 
 
 def load(path: Path | None = None, overrides: Mapping[str, str | None] | None = None, kind: Kind = "cpu") -> Config:
@@ -135,7 +137,7 @@ def _from_options(given: Mapping[str, str]) -> Document:
         block = data
         for step in blocks:
             block = block.setdefault(str(step), {})
-        block[str(key)] = text.strip() if name in _SINGLE else items
+        block[str(key)] = True if name in _FLAGS else text.strip() if name in _SINGLE else items
         places[path] = Place(_option(name), None, text.strip() if name in _SINGLE else None)
         if name not in _SINGLE:
             places |= {(*path, index): Place(_option(name), None, item) for index, item in enumerate(items)}

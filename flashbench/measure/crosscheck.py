@@ -16,6 +16,8 @@ from flashbench.measure.timer import FIRST_SPIN_CYCLES, GraphTimer, L2Flush, Tim
 from flashbench.records import Device
 
 LAUNCHES = 15
+LONG_SPIN_CYCLES = 30 * FIRST_SPIN_CYCLES
+"""About a millisecond: under the profiler the host launches slowly, and autograd's thread later still."""
 
 
 def cross_check(call: Callable[[], object], rule: Rule, device: Device) -> dict[str, float]:
@@ -47,7 +49,7 @@ def _same_launches(call: Callable[[], object], rule: Rule, device: Device) -> di
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda._sleep(FIRST_SPIN_CYCLES)
             flush()
-            torch.cuda._sleep(4 * FIRST_SPIN_CYCLES)
+            torch.cuda._sleep(LONG_SPIN_CYCLES)
             start.record()
             call()
             end.record()
