@@ -14,9 +14,7 @@ from flashbench.errors import UsageError, nearest
 
 Dtype = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
 Mode = Literal["forward", "backward", "forward_backward", "decode"]
-Status = Literal[
-    "ok", "checked", "unsupported", "oom", "incorrect", "invalid", "timeout", "crashed", "error"
-]
+Status = Literal["ok", "checked", "unsupported", "oom", "incorrect", "invalid", "timeout", "crashed", "error"]
 L2State = Literal["cold", "warm"]
 Regime = Literal["isolated", "sustained"]
 

@@ -16,6 +16,7 @@ from stored_runs import H200, H200_ID, A, B, C, steady, write_run
 
 from flashbench.cli import main
 from flashbench.store.baseline import Baseline, read_baseline, write_baseline
+from flashbench.store.read import load_rows
 from flashbench.store.side import Identity, Observation, Side
 
 
@@ -495,7 +496,7 @@ class TestAb:
         config = _config(tmp_path)
         config.write_text(config.read_text().replace("[naive]", "['mine.py:attention']").replace(", causal]", "]"))
 
-        done = cli("ab", "ci.yaml", "--base", "first", "--rounds", "1", "--out", "out")
+        done = cli("ab", "ci.yaml", "--base", "first", "--rounds", "2", "--out", "out")
         assert done.returncode == 4, done.stderr
         assert done.stdout.startswith("failed: 1 case, the worst: mine.py:attention forward fp32 b1 h2 s48 d16")
         assert "on the base side: incorrect in round 0" in done.stdout
@@ -504,6 +505,8 @@ class TestAb:
         base, new = sorted((tmp_path / "out").rglob("run.json"), key=lambda path: json.loads(path.read_text())["side"])
         assert json.loads(base.read_text())["label"].startswith("first (")
         assert json.loads(new.read_text())["label"] == "working tree (new)"
+        started = [[row.started for row in load_rows(path)] for path in (base, new)]
+        assert started[0][0] < started[1][0] < started[1][1] < started[0][1], "the sides take turns in going first"
         again = cli("compare", str(base.parent), str(new.parent))
         assert again.returncode == 4
         assert again.stdout == done.stdout
@@ -530,9 +533,10 @@ class TestCalibrate:
         assert done.code == 0
         assert "A against A: 2 cases, 24 rounds, screenings of 6 pairs" in done.out
         assert "false alarms, per case (flagged and confirmed)" in done.out
-        margins = (run / "margins.yaml").read_text()
+        margins = done.out.partition("\ngate:\n")[2]
         assert B in margins
         assert A not in margins
+        assert not (run / "margins.yaml").exists(), "a run that is only read stays as it is"
         assert "# the yardstick" in config.read_text()
         from flashbench.config.load import load
 
@@ -588,3 +592,4 @@ class TestEndToEnd:
         finished = cli("calibrate", "--resume", "out")
         assert finished.returncode == 0, finished.stderr
         assert "A against A: 2 cases, 12 rounds" in finished.stdout
+        assert len(list(tmp_path.rglob("margins.yaml"))) == 1

@@ -9,7 +9,19 @@ import traceback
 
 import typer
 
-from flashbench.cli import baselines, ceilings, configs, counters, doctor, explain, gates, inspect, plots, results, sweeps
+from flashbench.cli import (
+    baselines,
+    ceilings,
+    configs,
+    counters,
+    doctor,
+    explain,
+    gates,
+    inspect,
+    plots,
+    results,
+    sweeps,
+)
 from flashbench.errors import FlashbenchError
 
 app = typer.Typer(

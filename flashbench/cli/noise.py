@@ -43,6 +43,7 @@ def calibrate(
         )
     if write is not None and not write.is_file():
         raise UsageError(f"--write: there is no file '{write}'")
+    measured = stored is None
     if stored is None:
         request = announced(sweeping.resumed(resume) if resume is not None else sweeping.requested(path, options))
         if resume is not None:
@@ -60,7 +61,7 @@ def calibrate(
             return 0
     run = whole_run(stored)
     rules = next((one for one in stored_rules(run.header) if one.metric.name == "time"), Rules())
-    report_noise(run, rules, write)
+    report_noise(run, rules, measured, write)
     return 0
 
 
@@ -83,19 +84,24 @@ def _campaign(request: Request, out: Path, rounds: int, minutes: float | None) -
     return writer.path, True
 
 
-def report_noise(run: Run, rules: Rules, config: Path | None) -> None:
-    """The report on stdout; the margins in the run's folder, and in the configuration when one is given."""
+def report_noise(run: Run, rules: Rules, keep: bool, config: Path | None) -> None:
+    """The report and its margins on stdout; the margins also in the run's folder when they are to be kept there, and in a configuration."""
     side = _whole_rounds(side_of_run(run))
     model = noise_model(campaign_of(side, rules), rules)
-    print(render(model, rules))
     overrides = overrides_of(model, rules)
-    file = run.path / MARGINS
-    file.write_text(_yaml({"gate": {"overrides": _written(overrides)}}) if overrides else "# the defaults are enough\n")
+    margins = (
+        _yaml({"gate": {"overrides": _written(overrides)}}) if overrides else "# the rules' own margins are enough\n"
+    )
+    print(f"{render(model, rules)}\n\n{margins}", end="")
+    places = []
+    if keep:
+        (run.path / MARGINS).write_text(margins, encoding="utf-8")
+        places.append(str(run.path / MARGINS))
     if config is not None and overrides:
         add_overrides(config, overrides)
-    told = f"{len(overrides)} of {len(model.cases)} cases ask for more than the rules' margin"
-    place = f"{config} and {file}" if config is not None and overrides else str(file)
-    print(f"{told}; their margins are in {place}", file=sys.stderr)
+        places.append(str(config))
+    where = f"; their margins are in {' and '.join(places)}" if overrides and places else ""
+    print(f"{len(overrides)} of {len(model.cases)} cases ask for more than the rules' margin{where}", file=sys.stderr)
 
 
 def render(model: NoiseModel, rules: Rules) -> str:

@@ -110,7 +110,9 @@ def _typical_ms(events: EventTimer) -> float | None:
     while True:
         found = median(events.batch()[0])
         elapsed = time.perf_counter() - started
-        if (found is not None and (found > CLEARLY_LONG_MS or elapsed > SETTLE_SECONDS)) or elapsed > 10 * SETTLE_SECONDS:
+        if (
+            found is not None and (found > CLEARLY_LONG_MS or elapsed > SETTLE_SECONDS)
+        ) or elapsed > 10 * SETTLE_SECONDS:
             return found
 
 

@@ -107,7 +107,7 @@ class WorkerProcess:
                 with contextlib.suppress(OSError):  # what was still buffered has no reader any more
                     stream.close()
 
-    def last_stderr(self, lines: int = 3) -> str:
+    def last_stderr(self, lines: int = 6) -> str:
         """The last lines of its stderr, joined."""
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 4096))
