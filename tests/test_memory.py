@@ -14,11 +14,14 @@ from flashbench.measure.telemetry import Nvml
 from flashbench.measure.visit import Session, Settings, visit
 from flashbench.measure.workload import make_inputs, make_operation
 from flashbench.model.memory import footprint
+from flashbench.model.schedule import Schedule
 from flashbench.providers.spec import Provider
 from flashbench.providers.table import get
 from flashbench.records import Case, Device, Memory, Problem
 
 MIB = 2**20
+SCALAR = 64
+"""PyTorch may hold a number such as the scale as a tensor of its own."""
 DENSE = Problem(1, 8, 8, 1024, 1024, 64, 64, "fp32")
 
 
@@ -36,11 +39,58 @@ def peak_bytes(provider: str, problem: Problem, device: Device) -> int:
     return memory.peak_bytes - memory.before_bytes
 
 
-def test_naive_holds_two_score_matrices_and_its_output(cpu: Device) -> None:
-    # S and P of 8 heads are 1024 x 1024 x 4 bytes x 8 = 32 MiB each, the output is 2 MiB.
-    assert peak_bytes("naive", DENSE, cpu) == 66 * MIB
-    provider = get("naive")
-    assert footprint(provider.algorithm, DENSE, provider.schedule).peak == 66 * MIB
+def predicted(provider: str, problem: Problem) -> int:
+    spec = get(provider)
+    return footprint(spec.algorithm, problem, spec.schedule).peak
+
+
+def test_naive_holds_two_score_matrices_and_its_scaled_queries(cpu: Device) -> None:
+    # S and P of 8 heads are 1024 x 1024 x 4 bytes x 8 = 32 MiB each, the copy of Q is 2 MiB.
+    assert peak_bytes("naive", DENSE, cpu) == predicted("naive", DENSE) == 66 * MIB
+
+
+@pytest.mark.parametrize(("mode", "mib"), [("forward", 68), ("backward", 130), ("forward_backward", 134)])
+@pytest.mark.parametrize("mask", ["causal", "window:100"])
+def test_naive_with_a_mask_holds_what_is_predicted(cpu: Device, mask: str, mode: str, mib: int) -> None:
+    # Forward keeps S beside P and the output; backward has the gradient in four places while it goes back through the fill.
+    problem = replace(DENSE, mask=mask, mode=mode)
+    assert predicted("naive", problem) == mib * MIB
+    assert peak_bytes("naive", problem, cpu) == pytest.approx(mib * MIB, abs=SCALAR)
+
+
+@pytest.mark.parametrize("mode", ["backward", "forward_backward"])
+def test_naive_without_a_mask_goes_back_with_one_matrix_less_on_a_cpu_than_is_predicted(cpu: Device, mode: str) -> None:
+    # The prediction is a GPU's, whose softmax backward stores a product.
+    problem = replace(DENSE, mode=mode)
+    assert peak_bytes("naive", problem, cpu) == pytest.approx(predicted("naive", problem) - 32 * MIB, abs=SCALAR)
+
+
+TILED = Schedule(block_q=256, block_kv=256, writes_lse=False, stored_blocks=True)
+"""The habits of the provider `tiled`."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mask": "causal"},
+        {"seq_q": 512, "seq_kv": 512, "head_dim": 128, "head_dim_v": 128},
+        {"heads_q": 2, "heads_kv": 2, "seq_q": 2048, "seq_kv": 2048},
+        {"heads_q": 2, "heads_kv": 2, "dtype": "bf16"},
+    ],
+)
+def test_a_loop_of_library_calls_holds_four_blocks_of_scores_over_all_heads(cpu: Device, changes: dict) -> None:
+    problem = replace(DENSE, **changes)
+    assert peak_bytes("tiled", problem, cpu) == pytest.approx(footprint("tiled-v2", problem, TILED).peak, rel=0.05)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_autograd_keeps_every_visible_block_of_such_a_loop(cpu: Device, mask: str) -> None:
+    both, back = (replace(DENSE, mask=mask, mode=mode) for mode in ("forward_backward", "backward"))
+    kept = footprint("tiled-v2", back, TILED).kept
+    assert kept > 32 * MIB
+    assert peak_bytes("tiled", both, cpu) == pytest.approx(footprint("tiled-v2", both, TILED).peak, rel=0.15)
+    assert peak_bytes("tiled", back, cpu) == pytest.approx(footprint("tiled-v2", back, TILED).peak, rel=0.15)
 
 
 def test_naive_grows_with_the_square_of_the_length_and_flash_in_proportion(cpu: Device) -> None:

@@ -55,6 +55,13 @@ def test_rates_are_decimal() -> None:
     assert tflops(1e12, 1.0) == 1000.0
 
 
+def test_work_per_energy_is_the_useful_work_over_the_joules_of_a_call(tmp_path: Path) -> None:
+    frame = derived(tmp_path, (row(energy_j=0.5), [1.0] * 10), (row("sdpa-flash"), [1.0] * 10))
+    with_energy, without = frame["tflop_per_j"].tolist()
+    assert with_energy == pytest.approx(frame["flops"][0] / 1e12 / 0.5)
+    assert without is None or without != without
+
+
 def test_a_rate_without_a_time_is_unknown() -> None:
     assert tflops(1e12, None) is None
     assert tflops(1e12, 0.0) is None

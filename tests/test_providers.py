@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -14,6 +15,7 @@ from flashbench.measure.device import describe
 from flashbench.measure.reference import make_reference
 from flashbench.measure.workload import make_inputs, make_operation
 from flashbench.model.masks import visible_range
+from flashbench.model.schedule import PASSES
 from flashbench.providers import sdpa
 from flashbench.providers.masking import hidden_keys
 from flashbench.providers.spec import Unsupported
@@ -118,6 +120,18 @@ def test_the_boolean_mask_is_the_mask_of_the_model(mask: str, seq_q: int, seq_kv
         first, end = visible_range(mask, seq_q, seq_kv, i)
         seen = [j for j in range(seq_kv) if hidden is None or not hidden[i, j]]
         assert seen == list(range(first, end))
+
+
+@pytest.mark.parametrize("name", ["naive", "tiled"])
+def test_a_query_that_sees_no_key_gives_0_and_finite_gradients(name: str) -> None:
+    # SD-06: elsewhere such rows give NaN, 0 or a mean, depending on version, backend and device. SDPA's own are refused with that reason.
+    asked = problem(seq_q=8, seq_kv=4, mask="causal", mode="backward")
+    inputs = make_inputs(asked, 0, torch.device("cpu"))
+    results = make_operation(asked, get(name).bind(asked, CPU), inputs).results()
+    assert bool((results["out"][:, :, :4] == 0).all())
+    assert bool((results["dq"][:, :, :4] == 0).all())
+    assert all(bool(torch.isfinite(value).all()) for value in results.values())
+    assert "see no key" in (get("sdpa-math").unsupported(asked, CPU) or "")
 
 
 def test_a_token_sees_its_window_and_itself() -> None:
@@ -234,3 +248,19 @@ def test_an_unknown_provider_is_refused_with_the_nearest() -> None:
 def test_backends_are_named_as_pytorch_names_them() -> None:
     # A renamed enum would make every sdpa provider look absent.
     assert {"MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"} <= set(SDPBackend.__members__)
+
+
+def test_the_schedule_of_naive_counts_what_autograd_copies_when_it_goes_back_through_the_mask() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    p = Problem(1, 2, 2, 64, 64, 32, 32, "fp32", mask="causal", mode="backward")
+    operation = make_operation(p, get("naive").bind(p, CPU), make_inputs(p, 0, torch.device("cpu")))
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
+        operation.run()
+    over_scores = [
+        event.name for event in trace.events() if event.input_shapes and math.prod(event.input_shapes[0]) == 2 * 64 * 64
+    ]
+    copies, zeros, fills = (over_scores.count(f"aten::{name}") for name in ("copy_", "zero_", "masked_fill_"))
+    assert {"mask_fill", "view_copies"} <= set(get("naive").schedule.passes)
+    assert (copies, copies + zeros) == PASSES["view_copies"].backward
+    assert (fills, fills) == PASSES["mask_fill"].backward

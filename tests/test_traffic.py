@@ -12,12 +12,13 @@ from flashbench.model.interval import Cache, Traffic, streamed
 from flashbench.model.memory import footprint, inputs_bytes, oom_reason
 from flashbench.model.schedule import Schedule
 from flashbench.model.tensors import compulsory_bytes
-from flashbench.model.traffic import ALGORITHMS, arithmetic_intensity, traffic
+from flashbench.model.traffic import ALGORITHMS, arithmetic_intensity, l2_partitions, traffic
 from flashbench.records import Device, Problem
 
 unhurried = settings(deadline=None)
 MB, GB = 1e6, 1e9
-H200 = {"l2_bytes": 62_914_560, "sm_count": 132}
+NAIVE = Schedule(passes=("mask_fill", "view_copies", "grad_product"), scaled_copies=("q",))
+H200 = {"l2_bytes": 62_914_560, "l2_partitions": 2, "sm_count": 132}
 
 
 def problem(**changes):
@@ -32,6 +33,7 @@ cases = st.sampled_from([(name, mode) for name, counts in ALGORITHMS.items() for
 devices = st.fixed_dictionaries(
     {
         "l2_bytes": st.sampled_from([None, 0, 100_000, 4_000_000, 62_914_560]),
+        "l2_partitions": st.sampled_from([1, 2]),
         "sm_count": st.sampled_from([None, 1, 7, 108]),
     }
 )
@@ -44,7 +46,11 @@ schedules = st.builds(
     two_pass_backward=st.booleans(),
     writes_lse=st.booleans(),
     expands_kv=st.booleans(),
-    passes=st.sampled_from([(), ("scale",), ("mask_fill",), ("scale", "mask_add", "dropout")]),
+    passes=st.sampled_from(
+        [(), ("scale",), ("mask_fill", "view_copies", "grad_product"), ("scale", "mask_add", "dropout", "grad_product")]
+    ),
+    scaled_copies=st.sampled_from([(), ("q",), ("q", "k")]),
+    stored_blocks=st.booleans(),
     score_bytes=st.sampled_from([None, 4]),
 )
 
@@ -104,6 +110,45 @@ def test_plain_attention_reads_as_many_scores_as_it_writes_and_its_backward_five
     assert (backward.read, backward.written) == (5 * scores + 5 * operand, 2 * scores + 3 * operand)
 
 
+def test_a_stored_product_of_the_softmax_backward_is_one_more_matrix_written_and_two_more_read():
+    p = square(8192, mode="backward")
+    scores = 2 * 8 * 8192**2 * 2
+    plain = traffic("materialised", p)
+    stored = traffic("materialised", p, schedule=Schedule(passes=("grad_product",)))
+    assert (stored.read - plain.read, stored.written - plain.written) == (2 * scores, scores)
+    forward = dataclasses.replace(p, mode="forward")
+    assert traffic("materialised", forward, schedule=Schedule(passes=("grad_product",))) == traffic(
+        "materialised", forward
+    )
+
+
+def test_a_fill_through_a_view_copies_the_gradient_five_times_and_writes_zeros_in_backward_alone():
+    p = square(8192, mode="backward", mask="causal")
+    scores = 2 * 8 * 8192**2 * 2
+    plain, viewed = (
+        traffic("materialised", p, schedule=Schedule(passes=passes))
+        for passes in (("mask_fill",), ("mask_fill", "view_copies"))
+    )
+    assert (viewed.read - plain.read, viewed.written - plain.written) == (5 * scores, 6 * scores)
+    forward = dataclasses.replace(p, mode="forward")
+    assert traffic("materialised", forward, schedule=Schedule(passes=("view_copies",))) == traffic(
+        "materialised", forward
+    )
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_a_copy_of_q_that_carries_the_scale_or_its_gradient_is_written_and_read(mode):
+    p = square(8192, mode=mode)
+    q = 2 * 8 * 8192 * 64 * 2
+    plain, copied = (traffic("materialised", p, schedule=Schedule(scaled_copies=names)) for names in ((), ("q",)))
+    assert (copied.read - plain.read, copied.written - plain.written) == (q, q)
+
+
+def test_only_q_and_k_carry_the_scale():
+    with pytest.raises(UsageError, match="'v' is no input"):
+        Schedule(scaled_copies=("v",))
+
+
 def test_a_fused_kernel_writes_its_output_and_row_statistics_alone():
     assert traffic("tiled-v2", square(8192), l2_bytes=0).written == 2 * 8 * 8192 * (64 * 2 + 4)
 
@@ -153,6 +198,29 @@ def test_a_wave_reads_the_union_of_its_blocks_rows(count, slots, step, width):
 def test_heads_that_share_keys_read_them_once_for_as_many_heads_as_run_together(slots, reads):
     dense = [(0, 100)] * 8
     assert streamed(dense, 4, slots) == reads * 100
+
+
+@unhurried
+@given(case=cases, p=problems(), s=schedules, size=st.sampled_from([10**5, 10**6, 10**7]))
+def test_an_l2_in_parts_never_moves_less(case, p, s, size):
+    name, mode = case
+    p = dataclasses.replace(p, mode=mode)
+    one, two = (traffic(name, p, l2_bytes=size, l2_partitions=n, sm_count=7, schedule=s).estimate for n in (1, 2))
+    assert one <= two
+
+
+def test_each_part_of_the_l2_holds_a_copy_of_what_all_sms_read():
+    cache = Cache(l2_bytes=100, l2_partitions=2)
+    assert cache.again(60, 200, shared=True) == 60 * (1 - 50 / 200)
+    assert cache.again(60, 200) == 60 * (1 - 100 / 200)
+
+
+def test_the_l2_of_an_a100_and_an_h200_has_two_parts_and_others_are_taken_to_have_one():
+    def parts(capability, mig=False):
+        return l2_partitions(Device("cuda", "GPU", 2**34, capability=capability, mig=mig))
+
+    assert (parts((8, 0)), parts((9, 0))) == (2, 2)
+    assert (parts((8, 9)), parts((9, 0), mig=True), l2_partitions(Device("cpu", "CPU", 2**34))) == (1, 1, 1)
 
 
 def test_a_matrix_spills_whole_when_it_fills_the_l2_and_not_at_all_when_two_fit():
@@ -266,6 +334,14 @@ def test_a_second_wave_reads_keys_and_values_again_unless_the_l2_holds_them():
     assert small - large == kv * 3 // 4
 
 
+def test_two_blocks_of_one_sm_are_not_in_step_and_read_keys_and_values_apart():
+    p = Problem(1, 1, 1, 32768, 32768, 128, 128, "bf16")  # 256 blocks: two on each of 128 SMs
+    kv = 2 * 32768 * 128 * 2
+    alone = traffic("tiled-v2", p, l2_bytes=0, sm_count=256)
+    paired = traffic("tiled-v2", p, l2_bytes=0, sm_count=128, schedule=Schedule(blocks_per_sm=2))
+    assert paired.estimate - alone.estimate == kv
+
+
 def test_the_query_heads_of_a_group_share_a_wave():
     grouped = Problem(1, 4, 1, 4096, 4096, 128, 128, "bf16")  # 4 x 32 blocks, one wave
     t = traffic("tiled-v2", grouped, l2_bytes=0, sm_count=132)
@@ -304,6 +380,20 @@ def test_an_fp32_accumulator_of_dq_is_zeroed_accumulated_and_converted():
     u, dq, statistics = 2 * 8 * 1024 * 64 * 2, 2 * 8 * 1024 * 64 * 4, 2 * 8 * 1024 * 4
     # without an L2 and in one wave: dO again and delta twice, then zero, read, write, convert
     assert traffic("tiled-v2", p).estimate == 8 * u + statistics + (u + 2 * statistics) + 4 * dq
+
+
+def test_an_accumulator_of_dq_that_fills_the_l2_passes_through_hbm_between_each_of_its_kernels():
+    p = Problem(4, 16, 16, 4096, 4096, 128, 128, "bf16", mode="backward")
+    u, dq, statistics = 4 * 16 * 4096 * 128 * 2, 4 * 16 * 4096 * 128 * 4, 4 * 16 * 4096 * 4
+    t = traffic("tiled-v2", p, **H200)
+    assert t.written == 3 * u + statistics + 2 * dq  # dQ, dK, dV; delta; zeros and sums
+    assert t.read == 6 * u + 2 * statistics + 2 * dq  # Q, K, V, O, dO twice; LSE and delta; zeros and sums
+
+
+def test_an_accumulator_of_dq_that_fits_the_l2_twice_never_leaves_it():
+    p = Problem(1, 8, 8, 1024, 1024, 64, 64, "bf16", mode="backward")  # 2 MiB
+    t = traffic("tiled-v2", p, **H200)
+    assert t.estimate == t.low
 
 
 def test_a_two_pass_backward_needs_no_accumulator():
@@ -376,7 +466,24 @@ def test_plain_attention_needs_the_memory_that_was_read_on_an_h200(head_dim, seq
     """torch.cuda.max_memory_allocated net of inputs, 16k tokens, hidden size 2048, bf16, dense."""
     heads = 2048 // head_dim
     p = Problem(16384 // seq_len, heads, heads, seq_len, seq_len, head_dim, head_dim, "bf16")
-    assert footprint("materialised", p).peak / 2**30 == pytest.approx(gib, abs=0.006)
+    assert footprint("materialised", p, NAIVE).peak / 2**30 == pytest.approx(gib, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "seq_len", "mib"),
+    [(128, 4096, 4224), (64, 16384, 32896), (128, 16384, 16512), (256, 16384, 8320)],
+)
+def test_a_mask_filled_in_through_a_view_keeps_the_scores_to_the_end(head_dim, seq_len, mib):
+    """Read as above, causal: S, P, the scaled Q and the output."""
+    heads = 2048 // head_dim
+    p = Problem(16384 // seq_len, heads, heads, seq_len, seq_len, head_dim, head_dim, "bf16", mask="causal")
+    assert footprint("materialised", p, NAIVE).peak == mib * 2**20
+
+
+def test_plain_backward_needs_the_three_matrices_and_dv_that_were_read_on_an_h200():
+    """392 MiB: dP, its product with P, and dS of 128 MiB each, and dV."""
+    p = Problem(1, 16, 16, 2048, 2048, 128, 128, "bf16", mode="backward")
+    assert footprint("materialised", p, NAIVE).peak == (3 * 128 + 8) * 2**20
 
 
 @pytest.mark.parametrize("seq_len", [512, 4096, 16384])
@@ -396,7 +503,7 @@ def test_no_footprint_is_below_what_a_call_is_given_and_returns(case, p, s):
 
 def test_a_call_that_cannot_fit_says_what_it_needs_and_what_is_there():
     p = Problem(1, 16, 16, 131072, 131072, 128, 128, "bf16")
-    reason = oom_reason(footprint("materialised", p), Device("cuda", "NVIDIA H200", 150_000_000_000))
+    reason = oom_reason(footprint("materialised", p, NAIVE), Device("cuda", "NVIDIA H200", 150_000_000_000))
     assert reason == "predicted: needs 1026.0 GiB (1024.5 GiB of it during the call), NVIDIA H200 has 139.7 GiB"
 
 

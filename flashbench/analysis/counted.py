@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from flashbench.errors import UsageError
 from flashbench.model.interval import Traffic
 from flashbench.model.schedule import Schedule
-from flashbench.model.traffic import traffic
+from flashbench.model.traffic import l2_partitions, traffic
 from flashbench.records import Device
 from flashbench.store.counters import Counted
 
@@ -59,6 +59,7 @@ def _modelled(counted: Counted, device: Device, model: tuple[str, Schedule] | No
             algorithm,
             counted.case.problem,
             l2_bytes=device.l2_bytes,
+            l2_partitions=l2_partitions(device),
             sm_count=device.sm_count,
             schedule=replace(schedule, **tiles) if len(tiles) == 2 else schedule,
         )

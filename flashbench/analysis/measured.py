@@ -14,7 +14,7 @@ from flashbench.model.binding import Binding, bind
 from flashbench.model.flops import executed_flops, useful_flops
 from flashbench.model.interval import Traffic
 from flashbench.model.schedule import Schedule
-from flashbench.model.traffic import ALGORITHMS, Intensity, arithmetic_intensity, traffic
+from flashbench.model.traffic import ALGORITHMS, Intensity, arithmetic_intensity, l2_partitions, traffic
 from flashbench.records import Case, Device, Problem
 
 
@@ -115,7 +115,12 @@ class Measured:
             return None
         device = self.device
         return traffic(
-            self.algorithm, self.problem, l2_bytes=self.l2_bytes, sm_count=device.sm_count, schedule=self.schedule
+            self.algorithm,
+            self.problem,
+            l2_bytes=self.l2_bytes,
+            l2_partitions=l2_partitions(device),
+            sm_count=device.sm_count,
+            schedule=self.schedule,
         )
 
     @cached_property

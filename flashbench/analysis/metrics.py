@@ -53,6 +53,11 @@ def _percent_of_ceiling(case: Measured) -> float | None:
     return _percent(case.tflops, ceiling.value) if ceiling and ceiling.source == "measured" else None
 
 
+def _per_joule(case: Measured) -> float | None:
+    energy_j = case.row.get("energy_j")
+    return case.flops / 1e12 / float(energy_j) if energy_j is not None and energy_j > 0 else None
+
+
 METRICS: tuple[Metric, ...] = (
     Metric("time_ms", "time", "ms", "lower", "measured", lambda x: x.time_ms),
     Metric("time_low_ms", "time, low end", "ms", "lower", "measured", lambda x: x.interval_ms and x.interval_ms[0]),
@@ -78,6 +83,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("intensity_high", "intensity, high", "FLOP/byte", None, "modelled", lambda x: _part(x.intensity, "high")),
     Metric("error_norm", "error", "", "lower", "measured", digits=2),
     Metric("energy_j", "energy of a call", "J", "lower", "measured"),
+    Metric("tflop_per_j", "work per energy", "TFLOP/J", "higher", "measured", lambda x: _per_joule(x)),
     Metric(
         "speedup",
         "speed-up",

@@ -227,8 +227,12 @@ def _ensure_ceilings(device: Device, root: Path) -> None:
 
     path = ceilings_path(root, device)
     if match(device) is None and not path.exists():
-        print(f"measuring this device's ceilings once, for {path}", file=sys.stderr)
-        measure_and_save(device, path, lambda _stage: None)
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        console.print(f"measuring this device's ceilings once, for {path}", soft_wrap=True)
+        with console.status("starting") as status:  # quiet when stderr is no terminal
+            measure_and_save(device, path, status.update)
 
 
 def _summary(rows: list[tuple[Row, tuple[float, ...]]], path: Path) -> int:

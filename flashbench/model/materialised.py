@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashbench.model.interval import Cache, Traffic
-from flashbench.model.schedule import Schedule
+from flashbench.model.schedule import PASSES, Pass, Schedule
 from flashbench.model.tensors import Tensors, compulsory_bytes, tensors
 from flashbench.records import Problem
 
@@ -15,49 +15,54 @@ def materialised(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
     """
     p, t = problem, tensors(problem, schedule)
     forward, backward = p.mode != "backward", p.mode in ("backward", "forward_backward")
-    passes = forward * forward_passes(p, schedule) + backward * backward_passes(p, schedule)
-    # One mask serves all heads, and each of them reads it: again, unless it outlives a head's scores in the L2.
+    read_forward, written_forward = forward_passes(p, schedule)
+    read_backward, written_backward = backward_passes(p, schedule)
+    passes_read = forward * read_forward + backward * read_backward
+    passes_written = forward * written_forward + backward * written_backward
+    # One mask serves all heads, and each of them reads it: again, unless it outlives in the L2 the scores that a head reads and writes.
     uses = (forward + backward) if "mask_fill" in schedule.passes else forward
     mask = _mask_bytes(p, schedule)
     mask_again = uses * (t.q_heads - 1) * mask
-    mask_reread = cache.again(mask_again, mask + 2 * t.scores / t.q_heads)
+    mask_reread = cache.again(mask_again, mask + 2 * t.scores / t.q_heads, shared=True)
     once = t.side + uses * mask
     once += forward * (t.q + t.k + t.v + t.o)  # read Q, K, V; write O
     once += backward * (2 * (t.q + t.k + t.v) + 2 * t.o)  # read Q, K, V, and dO twice; write dQ, dK, dV
-    copies = t.group * (t.k + t.v) if schedule.expands_kv and t.group > 1 else 0
-    copied = 2 * copies * (forward + backward)  # written and read; backward likewise their gradients
-    through_hbm, copies_through_hbm = cache.handed_over(t.scores), cache.handed_over(copies / 2)
-    estimate = once + mask_reread + passes * t.scores * through_hbm + copied * copies_through_hbm
-    high = once + mask_again + passes * t.scores + copied + _tile_rereads(p, t, schedule)
-    written = forward * t.o + backward * (t.q + t.k + t.v) + copied / 2 * copies_through_hbm
-    # Forward writes S and P, backward dP and dS; a pass of its own writes what it reads, dropout's mask in forward alone.
-    dropout = ("dropout" in schedule.passes) / _score_bytes(p, schedule) / 2
-    writes = forward * (forward_passes(p, schedule) / 2 + dropout)
-    writes += backward * (2 + (backward_passes(p, schedule) - 7) / 2 - dropout)
-    written += writes * t.scores * through_hbm
+    # Copies are written by one kernel and read by the next, forward; backward likewise the gradients of the copies.
+    directions = forward + backward
+    repeated = [t.group * t.k, t.group * t.v] if schedule.expands_kv and t.group > 1 else []
+    copies = repeated + scaled_bytes(p, schedule)
+    copied = directions * sum(copies)
+    copied_through_hbm = directions * sum(size * cache.handed_over(size) for size in copies)
+    scores_through_hbm = t.scores * cache.handed_over(t.scores)
+    estimate = once + mask_reread + (passes_read + passes_written) * scores_through_hbm + 2 * copied_through_hbm
+    high = once + mask_again + (passes_read + passes_written) * t.scores + 2 * copied + _tile_rereads(p, t, schedule)
+    written = forward * t.o + backward * (t.q + t.k + t.v) + copied_through_hbm + passes_written * scores_through_hbm
     return Traffic(compulsory_bytes(p), round(estimate), round(high), round(written))
 
 
-def forward_passes(problem: Problem, schedule: Schedule) -> float:
-    """Passes over a matrix of scores: 4, and 2 for each pass of its own. Dropout: also a mask of one byte, half a pass of bf16."""
-    extra = 0.0
-    for name in schedule.passes:
-        if name == "dropout":
-            extra += 2 + 1 / _score_bytes(problem, schedule)
-        elif name == "scale" or problem.mask != "none":
-            extra += 2
-    return 4 + extra
+def forward_passes(problem: Problem, schedule: Schedule) -> tuple[float, float]:
+    """Matrices of scores read and written: S and P each way, and passes of their own. Dropout writes its mask, a byte an element."""
+    mask = ("dropout" in schedule.passes) / _score_bytes(problem, schedule)
+    extra = [found.forward for found in _passes(problem, schedule)]
+    return 2 + sum(read for read, _ in extra), 2 + sum(written for _, written in extra) + mask
 
 
-def backward_passes(problem: Problem, schedule: Schedule) -> float:
-    """Read P for dV; write dP; read P and dP, write dS; read dS for dQ and again for dK: 7. An added mask has no backward pass."""
-    extra = 0.0
-    for name in schedule.passes:
-        if name == "dropout":
-            extra += 2 + 1 / _score_bytes(problem, schedule)
-        elif name == "scale" or (name == "mask_fill" and problem.mask != "none"):
-            extra += 2
-    return 7 + extra
+def backward_passes(problem: Problem, schedule: Schedule) -> tuple[float, float]:
+    """Read P for dV; write dP; read P and dP, write dS; read dS for dQ and again for dK: 5 and 2. Dropout reads its mask."""
+    mask = ("dropout" in schedule.passes) / _score_bytes(problem, schedule)
+    extra = [found.backward for found in _passes(problem, schedule)]
+    return 5 + sum(read for read, _ in extra) + mask, 2 + sum(written for _, written in extra)
+
+
+def _passes(problem: Problem, schedule: Schedule) -> list[Pass]:
+    named = (PASSES[name] for name in schedule.passes)
+    return [found for found in named if problem.mask != "none" or not found.masked]
+
+
+def scaled_bytes(problem: Problem, schedule: Schedule) -> list[int]:
+    """Sizes of the copies of Q and K that carry the scale."""
+    t = tensors(problem, schedule)
+    return [{"q": t.q, "k": t.k}[name] for name in schedule.scaled_copies]
 
 
 def _score_bytes(problem: Problem, schedule: Schedule) -> int:

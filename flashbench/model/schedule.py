@@ -6,8 +6,33 @@ from dataclasses import dataclass
 
 from flashbench.errors import UsageError, nearest
 
-PASSES = ("scale", "mask_fill", "mask_add", "dropout")
-"""Kernels of their own that a materialised form may run over the scores."""
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Kernels of their own over the scores: (matrices read, matrices written) in either direction."""
+
+    forward: tuple[int, int]
+    backward: tuple[int, int]
+    masked: bool = False
+    """Made only where the problem has a mask."""
+
+
+PASSES = {
+    "scale": Pass((1, 1), (1, 1)),
+    "mask_fill": Pass((1, 1), (1, 1), masked=True),
+    "mask_add": Pass((1, 1), (0, 0), masked=True),
+    "dropout": Pass((1, 1), (1, 1)),
+    # PyTorch's softmax backward on CUDA first stores the product of dP and P (softmax_backward_cuda_out in SoftMax.cu): one more
+    # matrix written, and it and P read again. Its CPU kernel does not; what is predicted for a CPU is a matrix too much.
+    "grad_product": Pass((0, 0), (2, 1)),
+    # Scores filled in place through a view: PyTorch's AsStridedBackward writes zeros and copies the gradient over them, CopySlices
+    # (autograd/functions/tensor.cpp) copies it, clones it, and copies the result back, and masked_fill clones once more: five
+    # copies and the zeros, beside the fill itself.
+    "view_copies": Pass((0, 0), (5, 6), masked=True),
+}
+"""What a materialised form may run beside its products and its softmax. Dropout also moves a mask of its own, a byte an element."""
+
+SCALABLE = ("q", "k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +41,7 @@ class Schedule:
 
     >>> Schedule(block_q=128, block_kv=64)                  # a tiled kernel
     >>> Schedule(passes=("scale", "mask_fill"))             # plain attention that scales and masks in passes of their own
+    >>> Schedule(scaled_copies=("q",))                      # plain attention that scales its queries
     """
 
     block_q: int = 128
@@ -31,7 +57,11 @@ class Schedule:
     expands_kv: bool = False
     """Whether K and V are first repeated to the number of query heads."""
     passes: tuple[str, ...] = ()
-    """Extra passes over the scores, of PASSES; those named mask_ are made only where the problem has a mask."""
+    """Extra passes over the scores, of PASSES."""
+    scaled_copies: tuple[str, ...] = ()
+    """Inputs, q or k, that plain attention first writes again, multiplied by the scale (or its root)."""
+    stored_blocks: bool = False
+    """Whether the scores of a block, over all heads, are tensors in memory, as in a loop of library calls."""
     score_bytes: int | None = None
     """Bytes of a stored score; by default those of the problem's dtype, and 2 for fp8."""
 
@@ -42,3 +72,6 @@ class Schedule:
         for name in self.passes:
             if name not in PASSES:
                 raise UsageError(f"unknown pass '{name}'{nearest(name, PASSES)} (known: {', '.join(PASSES)})")
+        for name in self.scaled_copies:
+            if name not in SCALABLE:
+                raise UsageError(f"'{name}' is no input that carries the scale (known: {', '.join(SCALABLE)})")

@@ -18,18 +18,18 @@ STATISTICS_BYTES = 8
 def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
     """FlashAttention-2 forward: a block holds its queries and runs over the keys; Q read once, O written once.
 
-    K and V are read again by each *wave* of blocks that run together, not by each block: those of a wave stream the same keys
-    nearly in step. A later wave finds the share of one head's K and V that the L2 holds. (Dao 2023, algorithm 1.)
+    K and V are read again by each *wave* of blocks, one on each SM, not by each block: those of a wave stream the same keys nearly
+    in step. A later wave finds the share of one head's K and V that the L2 holds. (Dao 2023, algorithm 1.)
     """
     p, t = problem, tensors(problem)
     blocks = key_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_q)
     row = t.k_row + t.v_row
     first = seen_keys(p)
     lse = t.rows * LSE_BYTES * schedule.writes_lse
-    by_wave = t.kv_heads * (streamed(blocks, t.group, cache.slots) - first) * row
+    by_wave = t.kv_heads * (streamed(blocks, t.group, cache.in_step) - first) * row
     by_block = t.kv_heads * (t.group * lengths(blocks) - first) * row
     once = compulsory_bytes(p, "forward")
-    estimate = once + lse + cache.again(by_wave, p.seq_kv * row)
+    estimate = once + lse + cache.again(by_wave, p.seq_kv * row, shared=True)
     return Traffic(once, round(estimate), once + lse + by_block, t.o + lse)
 
 
@@ -85,27 +85,31 @@ def backward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Tra
     """Backward by recomputation: a block holds its keys with dK and dV and runs over the queries of the heads that share them.
 
     A first kernel reads O and dO and writes delta (fp32). Q, dO, LSE and delta stream by waves. dQ is accumulated in memory: set
-    to zero, read and written by each wave, converted at the end; or, with `two_pass_backward`, computed by a pass of its own with
-    the queries held. (FlashAttention-2, algorithm 2.)
+    to zero by one kernel, read and written by each wave of the next, converted by a third, so that all of it passes from kernel to
+    kernel; or, with `two_pass_backward`, computed by a pass of its own with the queries held. (FlashAttention-2, algorithm 2; its
+    public code has these three kernels.)
     """
     p, t = problem, tensors(problem)
     row, statistics = t.q_row + t.o_row + 2 * LSE_BYTES, t.rows * LSE_BYTES
     first = seeing_queries(p)
     blocks = query_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_kv)
-    by_wave, by_block = streamed(blocks, 1, cache.slots), lengths(blocks)
+    by_wave, by_block = streamed(blocks, 1, cache.in_step), lengths(blocks)
     once = _backward_once(p)
     for_delta = t.q_heads * first * t.o_row + 2 * statistics  # dO once more; delta written and read
-    estimate = once + cache.again(for_delta, 2 * t.o + statistics)
-    estimate += cache.again(t.q_heads * (by_wave - first) * row, t.group * p.seq_q * row)
+    delta_through_hbm = cache.handed_over(2 * t.o)
+    estimate = once + for_delta * delta_through_hbm
+    estimate += cache.again(t.q_heads * (by_wave - first) * row, t.group * p.seq_q * row, shared=True)
     high = once + for_delta + t.q_heads * (by_block - first) * row
-    written = t.q + t.k + t.v + cache.again(statistics, 2 * t.o + statistics)
+    written = t.q + t.k + t.v + statistics * delta_through_hbm
     if schedule.two_pass_backward:
         dq, dq_high = _dq_pass(p, cache, schedule)
     else:
         size = p.head_dim * schedule.accumulator_bytes
         # set to zero and converted; one of dQ's own dtype ends as dQ, and its last write is counted already
         ends = t.rows * size * (2 if schedule.accumulator_bytes != p.element_bytes else 0)
-        dq = cache.again(ends + t.q_heads * by_wave * 2 * size, t.rows * size)
+        between = ends + t.q_heads * first * 2 * size  # zeros read back, and sums written, once
+        waves = t.q_heads * (by_wave - first) * 2 * size  # one head's sums, in one place of the L2, between its waves
+        dq = between * cache.handed_over(t.rows * size) + cache.again(waves, p.seq_q * (size + row))
         dq_high = ends + t.q_heads * by_block * 2 * size
         written += dq / 2  # set to zero and accumulated: as much is read
     return Traffic(once, round(estimate + dq), high + dq_high, round(written))
@@ -119,10 +123,11 @@ def _dq_pass(p: Problem, cache: Cache, schedule: Schedule) -> tuple[float, int]:
     held = t.q_heads * seeing_queries(p) * (t.q_row + t.o_row + 2 * LSE_BYTES)
     everything = t.q + t.k + t.v + t.o
     keys = seen_keys(p)
-    by_wave = t.kv_heads * (streamed(blocks, t.group, cache.slots) - keys) * kv_row
+    by_wave = t.kv_heads * (streamed(blocks, t.group, cache.in_step) - keys) * kv_row
     by_block = t.q_heads * lengths(blocks) * kv_row
     first_read = held + t.kv_heads * keys * kv_row
-    return cache.again(first_read, everything) + cache.again(by_wave, p.seq_kv * kv_row), held + by_block
+    waves = cache.again(by_wave, p.seq_kv * kv_row, shared=True)
+    return first_read * cache.handed_over(everything) + waves, held + by_block
 
 
 def decode(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:

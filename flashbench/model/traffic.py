@@ -1,7 +1,7 @@
 """HBM bytes that an algorithm moves for a problem, as an interval with an estimate inside; and arithmetic intensity.
 
-No constant here is fitted: each comes from the algorithm or the device. A CPU, whose caches and cores are not described, gets the
-estimate without an L2.
+No constant here is fitted: each comes from the algorithm or the device. One assumption was chosen by a counter, and says so
+(`interval.Cache.in_step`). A CPU, whose caches and cores are not described, gets the estimate without an L2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flashbench.errors import UsageError, nearest
 from flashbench.model import materialised, tiled
 from flashbench.model.interval import Cache, Traffic
 from flashbench.model.schedule import Schedule
-from flashbench.records import Problem
+from flashbench.records import Device, Problem
 
 Count = Callable[[Problem, Cache, Schedule], Traffic]
 
@@ -41,11 +41,22 @@ ALGORITHMS: dict[str, dict[str, Count]] = {
 """Algorithm -> mode -> its count of bytes."""
 
 
+L2_PARTITIONS = {(8, 0): 2, (9, 0): 2}
+"""Compute capability -> partitions of the L2 (NVIDIA, A100 Tensor Core GPU Architecture, 2020, "A100 L2 cache": two, each of which
+"caches data for memory accesses from SMs in the GPCs directly connected"; GH100 is laid out alike). Others are taken to have one."""
+
+
+def l2_partitions(device: Device) -> int:
+    """Partitions of a device's L2; 1 where that is not known, as of a MIG slice."""
+    return 1 if device.mig or device.capability is None else L2_PARTITIONS.get(device.capability, 1)
+
+
 def traffic(
     algorithm: str,
     problem: Problem,
     *,
     l2_bytes: int | None = None,
+    l2_partitions: int = 1,
     sm_count: int | None = None,
     schedule: Schedule | None = None,
 ) -> Traffic:
@@ -59,7 +70,7 @@ def traffic(
         raise UsageError(f"algorithm '{algorithm}' has no {problem.mode} pass (it has: {', '.join(counts)})")
     schedule = schedule or Schedule()
     slots = sm_count * schedule.blocks_per_sm if sm_count else None
-    return counts[problem.mode](problem, Cache(l2_bytes, slots), schedule)
+    return counts[problem.mode](problem, Cache(l2_bytes, slots, sm_count, l2_partitions), schedule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Naive attention: S = QKᵀ and P = softmax(S) are written to memory whole, which is four N x N passes over HBM.
 
-The scale is folded into Q (N x d), so that it costs no pass of its own; a mask costs one more read and write of S.
+The scale is folded into Q (N x d), so that it costs a copy of Q and no pass of its own; a mask costs one more read and write of S.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROVIDERS = (
         summary="three PyTorch calls; S and P are written to memory whole",
         unsupported=no_kernel_for_dtype,
         loader="flashbench.providers.naive:bind",
-        schedule=Schedule(passes=("mask_fill",)),
+        schedule=Schedule(passes=("mask_fill", "view_copies", "grad_product"), scaled_copies=("q",)),
     ),
 )
 

@@ -91,7 +91,7 @@ PROVIDERS = (
     Provider("sdpa", "sdpa", "tiled-v2", "PyTorch's SDPA, its own choice of backend", _auto, "flashbench.providers.sdpa:bind_auto"),
     Provider(
         "sdpa-math", "sdpa", "materialised", "PyTorch's SDPA, math backend (materialises)", _math,
-        "flashbench.providers.sdpa:bind_math", Schedule(passes=("mask_add",), score_bytes=4),
+        "flashbench.providers.sdpa:bind_math", Schedule(passes=("mask_add", "grad_product"), scaled_copies=("q", "k"), score_bytes=4),
     ),
     Provider(
         "sdpa-flash", "sdpa", "tiled-v2", "PyTorch's SDPA, FlashAttention-2 backend", _flash,

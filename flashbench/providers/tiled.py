@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flashbench.model.schedule import Schedule
 from flashbench.model.tensors import seeing_queries
 from flashbench.providers.spec import Bound, Provider, no_kernel_for_dtype
 from flashbench.records import Device, Problem
@@ -28,6 +29,7 @@ PROVIDERS = (
         summary="the online softmax block by block in plain PyTorch; exact, and slow on a GPU",
         unsupported=no_kernel_for_dtype,
         loader="flashbench.providers.tiled:bind",
+        schedule=Schedule(block_q=BLOCK, block_kv=BLOCK, writes_lse=False, stored_blocks=True),
     ),
 )
 
