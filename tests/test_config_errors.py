@@ -95,23 +95,23 @@ def axis(line: str) -> str:
 
 VALUES = [
     # CF-01: text that looks like a number to somebody
-    (axis("seq_len: [8k, 2**12]"), "a.yaml:6: problems.seq_len[1]: '2**12' is not a whole number"),
-    (axis('seq_len: ["4,096"]'), "a.yaml:6: problems.seq_len[0]: '4,096' is not a whole number"),
-    (axis("seq_len: [4,096]"), "a.yaml:6: problems.seq_len[1]: '096' is not a whole number"),
-    (axis("seq_len: 12:30"), "a.yaml:6: problems.seq_len: '12:30' is not a whole number"),
-    (axis("heads: 32:8"), "a.yaml:6: problems.heads: '32:8' is not a whole number"),
+    (axis("seq_len: [8k, 2**12]"), "a.yaml:6: problems.seq_len[1]: '2**12' is not a positive whole number"),
+    (axis('seq_len: ["4,096"]'), "a.yaml:6: problems.seq_len[0]: '4,096' is not a positive whole number"),
+    (axis("seq_len: [4,096]"), "a.yaml:6: problems.seq_len[1]: '096' is not a positive whole number"),
+    (axis("seq_len: 12:30"), "a.yaml:6: problems.seq_len: '12:30' is not a positive whole number"),
+    (axis("heads: 32:8"), "a.yaml:6: problems.heads: '32:8' is not a positive whole number"),
     (axis("seq_len: 1e3"), "a.yaml:6: problems.seq_len: '1e3' is not a positive whole number"),
     (axis("seq_len: 0"), "a.yaml:6: problems.seq_len: '0' is not a positive whole number"),
     (axis("seq_len: -512"), "a.yaml:6: problems.seq_len: '-512' is not a positive whole number"),
-    (axis("seq_len: 0.5k"), "a.yaml:6: problems.seq_len: '0.5k' is not a whole number"),
-    (axis("seq_len: 128/0"), "a.yaml:6: problems.seq_len: '128/0' is not a whole number"),
+    (axis("seq_len: 0.5k"), "a.yaml:6: problems.seq_len: '0.5k' is not a positive whole number"),
+    (axis("seq_len: 128/0"), "a.yaml:6: problems.seq_len: '128/0' is not a positive whole number"),
     (axis("head_dim: 64.0"), "a.yaml:6: problems.head_dim: '64.0' is not a positive whole number"),
-    (axis("head_dim: [[64]]"), "a.yaml:6: problems.head_dim[0]: a list is not a whole number"),
-    (axis("head_dim: {64: 128}"), "a.yaml:6: problems.head_dim: a mapping is not a whole number"),
+    (axis("head_dim: [[64]]"), "a.yaml:6: problems.head_dim[0]: a list is not a positive whole number"),
+    (axis("head_dim: {64: 128}"), "a.yaml:6: problems.head_dim: a mapping is not a positive whole number"),
     (axis("batch: 9" + "9" * 5000), "a.yaml:7: problems.batch: '9999"),
     # CF-03: truth values, words that were truth values, and names
     (axis("batch: true"), "a.yaml:7: problems.batch: 'true' is a truth value where a whole number is meant"),
-    (axis("batch: no"), "a.yaml:7: problems.batch: 'no' is not a whole number"),
+    (axis("batch: no"), "a.yaml:7: problems.batch: 'no' is not a positive whole number"),
     (SMALL + "measure: {energy: no}\n", "a.yaml:7: measure.energy: 'no' is not a truth value; write true or false"),
     (SMALL + "measure: {energy: 1}\n", "a.yaml:7: measure.energy: '1' is not a truth value"),
     (SMALL + "measure: {max_seconds: yes}\n", "a.yaml:7: measure.max_seconds: 'yes' is text where a number is meant"),
@@ -187,7 +187,7 @@ VALUES = [
     (
         SMALL
         + "include:\n  - &a {dtype: bf16, seq_len: [1k], head_dim: 64, heads: 8}\n  - <<: *a\n    seq_len: 12:30\n",
-        "a.yaml:10: include[1].seq_len: '12:30' is not a whole number",
+        "a.yaml:10: include[1].seq_len: '12:30' is not a positive whole number",
     ),
 ]
 
@@ -276,7 +276,7 @@ BASES = [
     ("extends: bad.yaml\nproblems:\n  heads: 6/5\n", "top.yaml:3: problems.heads: '6/5' does not work"),
     (
         "extends: good.yaml\nproblems:\n  seq_len: 12:30\n",
-        "top.yaml:3: problems.seq_len: '12:30' is not a whole number",
+        "top.yaml:3: problems.seq_len: '12:30' is not a positive whole number",
     ),
     ("extends: empty.yaml\n", "empty.yaml:1: is empty"),
 ]
@@ -292,9 +292,9 @@ def test_a_fault_through_extends_is_shown_in_the_file_that_holds_it(tmp_path: Pa
 
 
 OPTIONS = [
-    ({"seq_len": "512,12:30"}, "--seq-len: '12:30' is not a whole number"),
-    ({"seq_len": "4,096"}, "--seq-len: '096' is not a whole number"),
-    ({"seq_len": "512,,1k"}, "--seq-len: an empty value is not a whole number"),
+    ({"seq_len": "512,12:30"}, "--seq-len: '12:30' is not a positive whole number"),
+    ({"seq_len": "4,096"}, "--seq-len: '096' is not a positive whole number"),
+    ({"seq_len": "512,,1k"}, "--seq-len: an empty value is not a positive whole number"),
     ({"head_dim": ""}, "--head-dim: names nothing"),
     ({"provider": "flsh"}, "--provider: unknown provider 'flsh'; did you mean 'flash-v2'?"),
     ({"heads": "6/4"}, "--heads: '6/4' does not work: 6 query heads"),

@@ -1,7 +1,7 @@
 """How one value of a configuration is written: lengths, pairs, fractions, names.
 
 Every function takes what YAML or the command line gave and returns the value, or raises ValueError with the rest of a sentence whose
-subject is the text as written: `'2**12'` + ` is not a whole number; ...`.
+subject is the text as written: `'2**12'` + ` is not a positive whole number; ...`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def length(value: object) -> int:
         raise ValueError("is not a positive whole number, such as 512 or 4k")
     if isinstance(value, str) and (match := _LENGTH.fullmatch(value)):
         return int(match[1]) * (K if match[2] else 1)
-    raise ValueError("is not a whole number; write it as 4096 or 4k (k = 1024), without separators or arithmetic")
+    raise ValueError(
+        "is not a positive whole number; write it as 4096 or 4k (k = 1024), without separators or arithmetic"
+    )
 
 
 def pair(value: object) -> Pair:
