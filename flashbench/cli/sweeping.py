@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench.errors import UsageError
+from flashbench.errors import FlashbenchError, UsageError
 from flashbench.providers.spec import Provider
 from flashbench.records import FAILED_STATUSES, Case, Device, Row, from_plain, to_plain
 from flashbench.run.plan import Plan, estimate, make_plan
@@ -231,8 +231,13 @@ def _ensure_ceilings(device: Device, root: Path) -> None:
 
         console = Console(stderr=True, highlight=False)
         console.print(f"measuring this device's ceilings once, for {path}", soft_wrap=True)
-        with console.status("starting") as status:  # quiet when stderr is no terminal
-            measure_and_save(device, path, status.update)
+        try:
+            with console.status("starting") as status:  # quiet when stderr is no terminal
+                measure_and_save(device, path, status.update)
+        except UsageError:
+            raise
+        except FlashbenchError as error:  # the sweep is worth more than its roofline
+            console.print(f"note: {error}; `flashbench ceilings` tries again", soft_wrap=True)
 
 
 def _summary(rows: list[tuple[Row, tuple[float, ...]]], path: Path) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from flashbench.errors import FlashbenchError
 from flashbench.records import Device, to_plain
 
 START_SECONDS = 300.0
@@ -52,7 +53,10 @@ class WorkerSilent(Exception):
 
 
 class WorkerProcess:
-    """A fresh worker on one device. It leads a process group of its own, so that Ctrl-C reaches the parent alone."""
+    """A fresh worker on one device. It leads a process group of its own, so that Ctrl-C reaches the parent alone.
+
+    FlashbenchError when none can be started: the device is gone, or its interpreter has no torch.
+    """
 
     def __init__(self, device: Device, settings: dict[str, Any], launch: Launch = OWN) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `stop`
@@ -69,8 +73,18 @@ class WorkerProcess:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
         self._pending = b""
-        self.send({"type": "start", "device": to_plain(device), "settings": settings})
-        self.receive(START_SECONDS)
+        try:
+            self.send({"type": "start", "device": to_plain(device), "settings": settings})
+            self.receive(START_SECONDS)
+        except WorkerGone as how:
+            self.stop()
+            raise FlashbenchError(f"no worker could be started on {device.name}: {how}") from None
+        except WorkerSilent:
+            self.stop()
+            raise FlashbenchError(f"a worker on {device.name} did not start within {START_SECONDS:.0f} s") from None
+        except BaseException:
+            self.stop()
+            raise
 
     def send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

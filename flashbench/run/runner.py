@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from flashbench.errors import FlashbenchError
 from flashbench.records import Case, Device, Row, from_plain, to_plain
 from flashbench.run.plan import Plan
 from flashbench.run.process import OWN, Launch, WorkerGone, WorkerProcess, WorkerSilent
@@ -149,7 +150,6 @@ def visit_case(
 
 
 def _with_warning(row: Row, text: str) -> Row:
-
     return replace(row, warnings=(*row.warnings, text))
 
 
@@ -166,7 +166,7 @@ _SIZES = ("batch", "heads_q", "heads_kv", "seq_q", "seq_kv", "head_dim", "head_d
 def measure_ceilings(
     device: Device, settings: dict[str, Any], seconds: float, stage: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Ceilings of a device, measured in a worker of their own, as plain data."""
+    """Ceilings of a device, measured in a worker of their own, as plain data. FlashbenchError when that fails."""
     worker = WorkerProcess(device, settings)
     try:
         worker.send({"type": "ceilings"})
@@ -176,5 +176,9 @@ def measure_ceilings(
                 found: list[dict[str, Any]] = message["ceilings"]
                 return found
             stage(message["stage"])
+    except WorkerGone as how:
+        raise FlashbenchError(f"the ceilings of {device.name} could not be measured: {how}") from None
+    except WorkerSilent:
+        raise FlashbenchError(f"the ceilings of {device.name} gave no answer within {seconds:.0f} s") from None
     finally:
         worker.stop()
