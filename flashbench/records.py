@@ -15,8 +15,6 @@ from flashbench.errors import UsageError, nearest
 Dtype = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
 Mode = Literal["forward", "backward", "forward_backward", "decode"]
 Status = Literal["ok", "checked", "unsupported", "oom", "incorrect", "invalid", "timeout", "crashed", "error"]
-L2State = Literal["cold", "warm"]
-Regime = Literal["isolated", "sustained"]
 
 DTYPES: tuple[str, ...] = get_args(Dtype)
 MODES: tuple[str, ...] = get_args(Mode)
@@ -255,7 +253,7 @@ class Row:
     seconds: float | None = None
     """Wall time of the whole visit, compilation and check included."""
     stage_seconds: dict[str, float] | None = None
-    """Where that time went: reference (first provider of a problem only), first call, check, memory, time."""
+    """Where that time went: reference (first provider of a problem only), first call, check, memory, time, and the opt-in passes."""
     first_call_ms: float | None = None
     """The first call, in which compilation and autotuning happen."""
     backend: str | None = None

@@ -88,6 +88,24 @@ def test_a_reproduction_runs_one_case_by_its_key(cli, tmp_path: Path) -> None:
     assert [(row["key"], row["status"]) for row in rows_in(tmp_path / "out")] == [(key, "ok")]
 
 
+def test_a_reproduction_is_measured_as_its_configuration_says(cli, tmp_path: Path) -> None:
+    done = cli("sweep", write(tmp_path), "--repro", "naive forward fp32 b1 h2 s64 d32", "--l2", "cold", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    (header,) = (tmp_path / "out").rglob("run.json")
+    measure = json.loads(header.read_text())["config"]["measure"]
+    assert (measure["confidence_width"], measure["l2"]) == (0.2, "cold")
+
+
+def test_the_words_of_an_exception_reach_the_table_whatever_brackets_they_hold(cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def attention(q, k, v, **_):\n    raise ValueError('[/x] wants [batch, heads]')\n"
+    )
+    done = cli("sweep", write(tmp_path), "--provider", "mine.py:attention", "--seq-len", "64", "--out", "out")
+    assert done.returncode == 4
+    assert "[/x] wants [batch, heads]" in done.stdout
+    assert "internal error" not in done.stderr
+
+
 def test_the_check_alone_times_nothing(cli, tmp_path: Path) -> None:
     assert cli("sweep", write(tmp_path), "--check-only", "--provider", "naive", "--out", "out").returncode == 0
     assert {(row["status"], "samples" in row) for row in rows_in(tmp_path / "out")} == {("checked", False)}
@@ -285,6 +303,7 @@ def _alive(pid: int) -> bool:
         (["twice.yaml"], "twice.yaml:2"),
         (["unknown.yaml"], "did you mean 'providers'"),
         (["--out", "file.txt"], "file.txt"),
+        (["--repro", "naive forward fp32 b1 h2 s64 d32", "--seq-len", "4k"], "leave out --seq-len"),
         (["--resume", "nowhere"], "nowhere"),
         (["--repro", "nonsense"], "not a case key"),
         (["--frobnicate"], "No such option"),
@@ -327,3 +346,35 @@ def test_energy_without_a_counter_is_a_warning_and_no_number(cli, tmp_path: Path
     for row in rows_in(tmp_path / "out"):
         assert "energy_j" not in row
         assert "no energy counter can be read here" in row["warnings"]
+
+
+def test_a_resumed_check_still_times_nothing(environment, cli, tmp_path: Path) -> None:
+    write(tmp_path)
+    started = _start(environment, tmp_path, "sweep", "tiny.yaml", "--check-only", "--out", "out")
+    _wait_for_rows(tmp_path / "out", 5)
+    started.send_signal(signal.SIGTERM)
+    started.communicate(timeout=30)
+    assert cli("sweep", "--resume", "out").returncode == 0
+    assert {row["status"] for row in rows_in(tmp_path / "out")} == {"checked", "unsupported"}
+
+
+def test_a_run_whose_header_is_not_whole_cannot_be_resumed(cli, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "device" / "run"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(
+        '{"schema_version": 1, "started": "2026-01-01T00:00:00Z", "config": {"nonsense": 1}}'
+    )
+    done = cli("sweep", "--resume", "out")
+    assert done.returncode == 3
+    assert "does not say what is missing" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_bf16_is_unsupported_where_the_interpreter_gets_it_wrong(cli, tmp_path: Path) -> None:
+    # KF-14: not a numerical failure of the kernel.
+    arguments = ("--provider", "flash-v2", "--seq-len", "16", "--head-dim", "16", "--heads", "1", "--mask", "none")
+    done = cli("sweep", *arguments, "--dtype", "bf16,fp16", "--device", "cpu", "--out", "out", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+    statuses = {row["case"]["problem"]["dtype"]: row["status"] for row in rows_in(tmp_path / "out")}
+    assert statuses["fp16"] == "checked"
+    assert statuses["bf16"] in ("unsupported", "checked"), "checked where a later Triton has it right"

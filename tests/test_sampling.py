@@ -204,3 +204,13 @@ def test_the_duty_cycle_is_the_share_of_the_time_in_which_calls_ran() -> None:
         return values, lost
 
     assert collect(with_idle_time, Rule(), "events", gpu.clock).duty_cycle == pytest.approx(0.25, abs=0.01)
+
+
+def test_an_interval_that_closed_after_the_last_look_counts_as_closed() -> None:
+    wide = [*[9.0] * 13, 9.9, *[10.0] * 12, 10.1, *[11.0] * 13]  # the median's interval ends at 9.9 and 10.1
+    batches = iter([[10.0], wide, [10.0] * 4])  # warm-up, the last look, and what still came within the budget
+    ticks = itertools.count()
+    rule = Rule(min_samples=40, confidence_width=0.01, max_seconds=2, warmup_seconds=0)
+    samples = collect(lambda: (next(batches), 0), rule, "events", lambda: float(next(ticks)))
+    assert len(samples.values_ms) == 44
+    assert samples.converged

@@ -427,6 +427,14 @@ def test_a_run_and_a_file_in_it_mean_that_run(five_rows: Path) -> None:
     assert find_run(five_rows / "rows.jsonl") == five_rows
 
 
+def test_a_run_that_died_before_its_first_row_is_not_the_newest(tmp_path: Path) -> None:
+    for name, rows in (("older", "{}\n"), ("newer", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"schema_version": 1, "started": name}))
+        (tmp_path / name / "rows.jsonl").write_text(rows)
+    assert find_run(tmp_path).name == "older"
+
+
 def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run in"):
         find_run(tmp_path)

@@ -148,7 +148,7 @@ def _print_table(compared: Sequence[Comparison]) -> None:
         table.add_column(title, justify="left" if left else "right", no_wrap=left)
     for c in compared:
         table.add_row(*_cells(c))
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
     console.print(
         "HBM and L2 bytes of one call in GB (1e9). Counted: Nsight Compute, the L2 cold and clean before the call."
     )

@@ -38,7 +38,7 @@ def providers(
     for provider in PROVIDERS.values():
         reason = provider.unsupported(usual, found)
         table.add_row(provider.name, "yes" if reason is None else f"no: {reason}", provider.algorithm, provider.summary)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(f"on {found.name}, asked for '{usual.label}':")
     console.print(table)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench.errors import FlashbenchError, UsageError
+from flashbench.errors import FlashbenchError, StoreError, UsageError
 from flashbench.providers.spec import Provider
 from flashbench.records import FAILED_STATUSES, Case, Device, Row, from_plain, to_plain
 from flashbench.run.plan import Plan, estimate, make_plan
@@ -32,6 +32,8 @@ class Request:
     """The run to resume, or None for a new one."""
     done: frozenset[tuple[str, int]] = frozenset()
     """Keys and rounds that the run to resume has."""
+    check_only: bool = False
+    """Whether the run to resume only checks."""
 
 
 def requested(path: Path | None, options: Mapping[str, str]) -> Request:
@@ -45,13 +47,18 @@ def requested(path: Path | None, options: Mapping[str, str]) -> Request:
     return _request(load(None, options, kind=device.kind), device)
 
 
-def reproduced(key: str, options: Mapping[str, str]) -> Request:
-    """One case alone."""
+def reproduced(key: str, path: Path | None, options: Mapping[str, str]) -> Request:
+    """One case alone, measured as the file says, or as the machine's default does."""
     from flashbench.config.load import load
 
     case = Case.from_key(key)
-    device = _find(options.get("device", "auto"))
-    config = load(None, {**options, "provider": case.provider}, kind=device.kind)
+    options = {**options, "provider": case.provider}
+    if path is not None:
+        config = load(path, options)
+        device = _device(config)
+    else:
+        device = _find(options.get("device", "auto"))
+        config = load(None, options, kind=device.kind)
     return _planned(config.model_copy(update={"name": "repro"}), device, (case,), ())
 
 
@@ -61,15 +68,23 @@ def resumed(path: Path) -> Request:
     from flashbench.store.read import done, load_run
 
     run = load_run(path)
-    config = Config.model_validate(run.header["config"])
-    recorded = from_plain(Device, run.header["device"])
+    try:
+        config = Config.model_validate(run.header["config"])
+        recorded = from_plain(Device, run.header["device"])
+        cases = tuple(Case.from_key(key) for key in run.header["cases"])
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise StoreError(f"{run.path}: its run.json does not say what is missing ({reason}); start a new run") from None
     device = _find(recorded.uuid or recorded.kind)
     if (device.kind, device.name) != (recorded.kind, recorded.name):
         raise UsageError(
             f"--resume: the run was measured on {recorded.name}, this machine has {device.name}; start a new run"
         )
-    request = _planned(config, device, tuple(Case.from_key(key) for key in run.header["cases"]), ())
-    return replace(request, run=run.path, done=frozenset(done(run)))
+    before, now = recorded.versions, device.versions
+    changed = [f"{name} {before.get(name)}, now {now.get(name)}" for name in before if before[name] != now.get(name)]
+    notes = (f"versions differ from the rows that are there: {'; '.join(changed)}",) if changed else ()
+    request = _planned(config, device, cases, notes)
+    return replace(request, run=run.path, done=frozenset(done(run)), check_only=bool(run.header.get("check_only")))
 
 
 def _find(wanted: str) -> Device:
@@ -105,7 +120,7 @@ def print_plan(request: Request) -> None:
     from rich.console import Console
 
     plan = request.plan
-    out = Console(highlight=False, soft_wrap=True)
+    out = Console(highlight=False, markup=False, soft_wrap=True)
     out.print(f"{len(plan.cases)} cases on {plan.device.name}, {plan.rounds} round(s):")
     for case in plan.cases:
         out.print(f"  {case.key}")
@@ -136,6 +151,7 @@ def execute(request: Request, root: Path, check_only: bool) -> int:
     from flashbench.run.runner import run_plan
     from flashbench.run.signals import stop_on_signals
 
+    check_only = check_only or request.check_only
     settings = settings_of(request, check_only)
     for note in request.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -182,7 +198,7 @@ def settings_of(request: Request, check_only: bool = False) -> dict[str, Any]:
 
 
 def _open(request: Request, root: Path, check_only: bool) -> RunWriter:
-    writer = opened(request, root)
+    writer = opened(request, root, {"check_only": True} if check_only else None)
     device = request.plan.device
     if request.run is None and not check_only and not device.triton_interpreter:
         _ensure_ceilings(device, root)
@@ -229,7 +245,7 @@ def _ensure_ceilings(device: Device, root: Path) -> None:
     if match(device) is None and not path.exists():
         from rich.console import Console
 
-        console = Console(stderr=True, highlight=False)
+        console = Console(stderr=True, highlight=False, markup=False)
         console.print(f"measuring this device's ceilings once, for {path}", soft_wrap=True)
         try:
             with console.status("starting") as status:  # quiet when stderr is no terminal
@@ -269,7 +285,8 @@ def _summary(rows: list[tuple[Row, tuple[float, ...]]], path: Path) -> int:
             "-" if error is None else f"{error:.1e}",
             status,
         )
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    # No markup: an exception's words may hold brackets.
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
     counts = Counter(row.status for row, _ in rows)
     told = ", ".join(f"{n} {status}" for status, n in counts.most_common()) or "nothing was left to do"
     print(f"{told}\n{path}\nnext: flashbench show {path}  ·  flashbench roofline {path}", file=sys.stderr)

@@ -41,7 +41,7 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder that holds the results.")] = DEFAULT_ROOT,
     resume: Annotated[Path | None, typer.Option(help="A run to finish: what is missing, crashed or timed out.")] = None,
     repro: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Run one case alone, the way a bug report needs it.")
+        str | None, typer.Option(metavar="KEY", help="Run one case alone, by its key; with CONFIG measured as it says.")
     ] = None,
     check_only: Annotated[bool, typer.Option("--check-only", help="Check the results, time nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases and an estimate; run nothing.")] = False,
@@ -61,7 +61,10 @@ def sweep(
             raise UsageError("--resume takes its configuration from the run; leave out CONFIG and the other options")
         request = sweeping.resumed(resume)
     elif repro is not None:
-        request = sweeping.reproduced(repro, given)
+        axis = next((name for name in given if name not in ("device", "l2", "rounds", "energy")), None)
+        if axis is not None:
+            raise UsageError(f"--repro names the whole case; leave out --{axis.replace('_', '-')}")
+        request = sweeping.reproduced(repro, config, given)
     else:
         request = sweeping.requested(config, given)
     if dry_run:

@@ -13,6 +13,8 @@ from flashbench.records import Device
 
 RUN_SECONDS = 2.0
 IDLE_SECONDS = 0.5
+BURST_SECONDS = 0.05
+"""Short calls run back to back for about this long between two looks at the clock; a long one is looked at each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,15 @@ def measure_energy(call: Callable[[], object], device: Device, nvml: Nvml) -> En
     idle_w = _idle_power_w(nvml)
     started, before = time.perf_counter(), nvml.energy_mj()
     calls = 0
+    burst = 1
     while time.perf_counter() - started < RUN_SECONDS:
-        for _ in range(10):
+        begun = time.perf_counter()
+        for _ in range(burst):
             call()
-        calls += 10
+        calls += burst
         torch.cuda.synchronize()
+        if time.perf_counter() - begun < BURST_SECONDS:
+            burst *= 2
     seconds = time.perf_counter() - started
     after = nvml.energy_mj()
     if before is None or after is None:

@@ -77,6 +77,9 @@ def collect(
             break
         if elapsed >= 4 * rule.max_seconds and (len(values) > 1 or not taken):
             break  # a long call; but never at one sample, which has no spread
+    if not converged:  # more may have come since the last look
+        width = relative_width(values)
+        converged = width is not None and width <= rule.confidence_width
     elapsed = clock() - start
     duty = min(1.0, sum(values) / 1e3 / elapsed) if elapsed > 0 else 0.0
     return Samples(values, method, warmup_ms, discarded, duty, converged)

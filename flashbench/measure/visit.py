@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,8 @@ from flashbench.measure.timer import time_call
 from flashbench.measure.workload import Inputs, Operation, make_inputs, make_operation, matmul_precision, same_inputs
 from flashbench.providers.spec import Provider, Unsupported
 from flashbench.records import Case, Device, Problem, Row, State, Timing
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,14 @@ class _Draft:
             self.stages[self.stage] = round(now - self.entered, 4)
         self.stage, self.entered = stage, now
 
+    def optional(self, measure: Callable[[], T]) -> T | None:
+        """The result of a pass that was asked for on top; if it fails, a warning says so, and the time that is there stays."""
+        try:
+            return measure()
+        except Exception as error:
+            self.warnings.append(f"the {self.stage} pass failed: {classify(error)[1]}")
+            return None
+
     def finish(self, status: str, reason: str | None = None) -> Row:
         if self.stage is not None:
             self.stages[self.stage] = round(time.perf_counter() - self.entered, 4)
@@ -115,6 +125,8 @@ def visit(case: Case, provider: Provider, round_index: int, session: Session) ->
         status, reason = "unsupported", str(refusal)
     except Exception as error:
         status, reason = classify(error)
+        if status == "oom" and draft.stage in ("reference", "check"):
+            reason += f" (in stage '{draft.stage}', which holds the reference too)"
     # Outside the handler: there the traceback still holds the failed call's tensors.
     if status in ("oom", "error"):
         session.forget()
@@ -128,7 +140,8 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     draft.enter("first call", session)
     bound = provider.bind(problem, device)
     if bound.backend is not None:
-        draft.fields["backend"] = bound.backend(inputs.q, inputs.k, inputs.v)
+        leaves = (t.detach().requires_grad_(inputs.grad_out is not None) for t in (inputs.q, inputs.k, inputs.v))
+        draft.fields["backend"] = bound.backend(*leaves)  # a library may choose otherwise where gradients are wanted
     began = time.perf_counter()
     operation = make_operation(problem, bound, inputs)
     operation.run()
@@ -164,12 +177,14 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     if impossible:
         return draft.finish("invalid", impossible), samples.values_ms
     if settings.cross_check:
-        draft.fields["cross_check"] = cross_check(operation.run, settings.rule, device)
+        draft.enter("cross-check", session)
+        draft.fields["cross_check"] = draft.optional(lambda: cross_check(operation.run, settings.rule, device))
     if settings.energy:
         draft.enter("energy", session)
-        energy = measure_energy(operation.run, device, session.nvml)
-        draft.fields["energy_j"] = energy.joules_per_call
-        draft.warnings += energy.warnings
+        energy = draft.optional(lambda: measure_energy(operation.run, device, session.nvml))
+        if energy is not None:
+            draft.fields["energy_j"] = energy.joules_per_call
+            draft.warnings += energy.warnings
     return draft.finish("ok"), samples.values_ms
 
 
@@ -227,7 +242,11 @@ def classify(error: Exception) -> tuple[str, str]:
     name = type(error).__name__
     if name == "OutOfResources":  # Triton: more shared memory or registers than the device has
         return "unsupported", f"the kernel does not fit this device: {message}"
-    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in message or "can't allocate memory" in message:
+    if (
+        isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        or "out of memory" in message
+        or "can't allocate memory" in message
+    ):
         return "oom", f"ran out of memory: {message[:200]}"
     where = traceback.extract_tb(error.__traceback__)[-1]
     return "error", f"{name}: {message[:300]} (in {where.name}, line {where.lineno})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flashbench.providers.spec import Bound, Provider, no_kernel_for_dtype
+from flashbench.providers.spec import Bound, Provider, Unsupported, no_kernel_for_dtype
 from flashbench.records import Device, Problem
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ def _reason(problem: Problem, device: Device) -> str | None:
         return "Triton is not installed; `pip install triton`"
     if device.kind == "cpu" and not device.triton_interpreter:
         return "Triton needs a GPU; TRITON_INTERPRET=1 runs it on the CPU to check it, without timing"
-    if device.triton_interpreter and problem.dtype == "bf16":
-        return "Triton's interpreter multiplies bf16 wrongly; use fp16 or fp32 there"
     if device.capability is not None and device.capability < (8, 0):
         return "needs sm_80 or newer"
     if problem.mode in ("backward", "forward_backward"):
@@ -38,8 +36,12 @@ PROVIDERS = (
 )  # fmt: skip
 
 
-def bind(problem: Problem, _device: Device) -> Bound:
+def bind(problem: Problem, device: Device) -> Bound:
     from flashbench.kernels.flash_v2 import flash_v2_forward, launch_figures
+    from flashbench.kernels.interpreter import bf16_works
+
+    if device.triton_interpreter and problem.dtype == "bf16" and not bf16_works():
+        raise Unsupported("Triton's interpreter multiplies bf16 wrongly here; use fp16 or fp32")
 
     options: dict[str, Any] = {"mask": problem.mask, "precision": "tf32" if problem.dtype == "tf32" else "ieee"}
 

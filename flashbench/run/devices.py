@@ -6,11 +6,13 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 from flashbench.errors import FlashbenchError, UsageError
+from flashbench.measure.telemetry import Nvml
 from flashbench.records import Device, from_plain, to_plain
 from flashbench.run.process import OWN, Launch
 
@@ -21,7 +23,7 @@ def find_device(wanted: str) -> Device:
     """The Device that `wanted` names (auto, cpu, cuda, cuda:N, a UUID). UsageError when it is not on this machine."""
     cached = _cache_path(wanted)
     known = _read(cached)
-    if known is not None:
+    if known is not None and _settings_hold(known):
         return known
     device = ask_device(wanted)
     _write(cached, device)
@@ -56,15 +58,26 @@ def ask_device(wanted: str, launch: Launch = OWN) -> Device:
     return from_plain(Device, answer["device"])
 
 
+def _settings_hold(device: Device) -> bool:
+    """Whether a cached GPU is still there with its power limit and MIG mode, which decide what a run may be compared with."""
+    if device.uuid is None:
+        return True
+    nvml = Nvml.open(device.uuid)
+    facts = nvml.facts()
+    nvml.close()
+    return (device.power_limit_w, device.mig) == (facts["power_limit_w"], facts["mig"])
+
+
 def _cache_path(wanted: str) -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     facts = [
         wanted,
+        platform.node(),  # the machines of a cluster share one home
         sys.executable,
         _driver(),
         *(_version(p) for p in ("flashbench", "torch", "triton", "nvidia-cudnn-cu13")),
     ]
-    facts += [os.environ.get(name, "") for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")]
+    facts += [os.environ.get(name, "") for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TRITON_INTERPRET")]
     digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
     return root / "flashbench" / f"device-{digest}.json"
 

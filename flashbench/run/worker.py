@@ -128,9 +128,10 @@ def _visit(message: dict[str, Any], session: Any, answers: TextIO) -> bool:
         session.settings = dataclasses.replace(usual, rule=rule)
     row, samples_ms = visit(case, provider, message["round"], session)
     session.settings = usual
-    alive = row.status in ("ok", "checked", "unsupported") or still_works(session.device)
+    alive = still_works(session.device)
     if not alive:
-        row = dataclasses.replace(row, status="crashed", reason=f"left the device in error: {row.reason}")
+        why = row.reason or "found after it had been measured"
+        row, samples_ms = dataclasses.replace(row, status="crashed", reason=f"left the device in error: {why}"), []
     _say(answers, {"type": "row", "row": to_plain(row), "samples": samples_ms})
     return alive
 

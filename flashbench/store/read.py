@@ -68,7 +68,13 @@ def find_run(path: Path | str) -> Path:
         raise StoreError(
             f"no run in '{path}' (a run is a folder with {HEADER}); measure one first, or name another folder"
         )
-    return max(runs, key=lambda run: (_started(run), run.name))
+    return max(runs, key=lambda run: (_has_rows(run), _started(run), run.name))
+
+
+def _has_rows(run: Path) -> bool:
+    """A run that died before its first row is not what "the newest" means, unless there is no other."""
+    rows = run / ROWS
+    return rows.is_file() and rows.stat().st_size > 0
 
 
 def load_rows(path: Path | str, *, strict: bool = False) -> list[Row]:

@@ -47,7 +47,7 @@ class RunWriter:
 
     @classmethod
     def create(cls, root: Path | str, device_id: str, name: str, header: Mapping[str, Any]) -> RunWriter:
-        """A new run below `root`; `header` holds command, device, environment, config, ceilings and cases (the planned keys).
+        """A new run below `root`; `header` holds command, device, config, cases (the planned keys) and models.
 
         Raises UsageError when nothing can be written there: before anything has been measured.
         """

@@ -12,9 +12,6 @@ from flashbench.records import FAILED_STATUSES, Device, Row, from_plain
 from flashbench.store.anchors import load_anchors
 from flashbench.store.read import Run
 
-ANCHORS = ("copy", "gemm")
-"""Reference kernels whose shift between two sessions is the machine's and not the code's."""
-
 _STATUS_ORDER = ("ok", "checked", "unsupported", "oom", *sorted(FAILED_STATUSES))
 
 
