@@ -156,3 +156,21 @@ def test_a_function_that_is_not_in_the_file_names_those_that_are(cli, tmp_path: 
     (row,) = rows_of(tmp_path / "out")
     assert row["status"] == "error"
     assert "has no function 'rihgt' (it has:" in row["reason"]
+
+
+def test_a_file_declares_which_byte_model_fits_it_without_being_run(tmp_path: Path) -> None:
+    from flashbench.errors import UsageError
+    from flashbench.providers.table import get
+
+    kernel = tmp_path / "mine.py"
+    name = f"{kernel}:attention"
+    for text, algorithm in (
+        ("raise SystemExit\nalgorithm = 'materialised'\n", "materialised"),
+        ("raise SystemExit\n", "tiled-v2"),
+        ("def broken(:\n", "tiled-v2"),
+    ):
+        kernel.write_text(text)
+        assert get(name).algorithm == algorithm
+    kernel.write_text("algorithm = 'materialized'\n")
+    with pytest.raises(UsageError, match="did you mean 'materialised'"):
+        get(name)

@@ -5,6 +5,7 @@ The file is imported by the worker only. It is checked, isolated, measured and p
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import importlib.util
@@ -13,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flashbench.errors import UsageError
+from flashbench.errors import UsageError, nearest
+from flashbench.model.traffic import ALGORITHMS
 from flashbench.providers.spec import Bound, Provider, Unsupported
 from flashbench.records import Device, Problem
 
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENTRY_POINTS = "flashbench.providers"
+DEFAULT_ALGORITHM = "tiled-v2"
 
 TEMPLATE = '''\
 """A kernel of your own for flashbench:  flashbench sweep --provider this_file.py:attention"""
 
 import torch
+
+algorithm = "materialised"  # which byte model fits: materialised, tiled-v1, tiled-v2 (assumed when left out), decode
 
 
 def attention(q, k, v, *, mask, window, scale):
@@ -64,10 +69,26 @@ def is_file(name: str) -> bool:
 
 def from_file(name: str) -> Provider:
     """The provider `path/to/file.py:function`; UsageError when there is no such file."""
-    path = name.rpartition(":")[0]
-    if not Path(path).is_file():
+    path = Path(name.rpartition(":")[0])
+    if not path.is_file():
         raise UsageError(f"provider '{name}': there is no file '{path}'")
-    return _provider(name, name)
+    return _provider(name, name, _declared_algorithm(path))
+
+
+def _declared_algorithm(path: Path) -> str:
+    """The text that the file assigns to `algorithm`, read without running it; UsageError when no byte model has that name."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (SyntaxError, ValueError):
+        return DEFAULT_ALGORITHM  # the worker, which imports the file, says what is wrong with it
+    for node in body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="algorithm")], value=ast.Constant(value=str(name))):
+                if name not in ALGORITHMS:
+                    known = ", ".join(ALGORITHMS)
+                    raise UsageError(f"{path}: unknown algorithm '{name}'{nearest(name, ALGORITHMS)} (known: {known})")
+                return name
+    return DEFAULT_ALGORITHM
 
 
 def entry_points() -> dict[str, Provider]:
@@ -77,11 +98,11 @@ def entry_points() -> dict[str, Provider]:
     }
 
 
-def _provider(name: str, source: str) -> Provider:
+def _provider(name: str, source: str, algorithm: str = DEFAULT_ALGORITHM) -> Provider:
     return Provider(
         name=name,
         family="user",
-        algorithm="tiled-v2",
+        algorithm=algorithm,
         summary=f"a kernel from {source}",
         unsupported=lambda _problem, _device: None,
         loader="flashbench.providers.user:bind",
