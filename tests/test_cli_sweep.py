@@ -137,7 +137,7 @@ def test_rounds_visit_every_case_in_fresh_processes_in_another_order(cli, tmp_pa
     assert len({tuple(sorted(order)) for order in orders}) == 1
 
 
-def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(environment, tmp_path: Path) -> None:
+def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(environment, cli, tmp_path: Path) -> None:
     write(tmp_path)
     started = _start(environment, tmp_path, "sweep", "tiny.yaml", "--out", "out")
     _wait_for_rows(tmp_path / "out", 5)
@@ -146,22 +146,16 @@ def test_an_interrupted_sweep_keeps_its_rows_and_goes_on(environment, tmp_path: 
     assert started.returncode == 130
     assert "--resume" in stderr
     before = rows_in(tmp_path / "out")
-    resumed = subprocess.run(
-        [sys.executable, "-m", "flashbench", "sweep", "--resume", "out"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    resumed = cli("sweep", "--resume", "out")
     assert resumed.returncode == 0, resumed.stderr
     after = rows_in(tmp_path / "out")
     assert after[: len(before)] == before
     assert len(after) == 12
 
 
-def test_twenty_interruptions_lose_no_finished_row_and_nothing_is_measured_twice(environment, tmp_path: Path) -> None:
+def test_twenty_interruptions_lose_no_finished_row_and_nothing_is_measured_twice(
+    environment, cli, tmp_path: Path
+) -> None:
     write(tmp_path)
     moments = random.Random(7)
     command = ("sweep", "tiny.yaml", "--out", "out")
@@ -179,20 +173,13 @@ def test_twenty_interruptions_lose_no_finished_row_and_nothing_is_measured_twice
             for line in complete:
                 json.loads(line)
             seen = complete
-    done = subprocess.run(
-        [sys.executable, "-m", "flashbench", *command],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
+    done = cli(*command)
     assert done.returncode == 0, done.stderr
     keys = [row["key"] for row in rows_in(tmp_path / "out")]
     assert len(keys) == len(set(keys)) == 12
 
 
-def test_a_disk_that_fills_up_is_told_and_what_was_measured_stays(environment, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_is_told_and_what_was_measured_stays(environment, cli, tmp_path: Path) -> None:
     write(tmp_path)
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); sys.argv = ['flashbench', *sys.argv[1:]]; runpy.run_module('flashbench', run_name='__main__')"
     full = subprocess.run(
@@ -209,10 +196,7 @@ def test_a_disk_that_fills_up_is_told_and_what_was_measured_stays(environment, t
     assert "Traceback" not in full.stderr
     kept = rows_in(tmp_path / "out")
     assert 1 <= len(kept) < 12
-    resumed = subprocess.run(
-        [sys.executable, "-m", "flashbench", "sweep", "--resume", "out"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    resumed = cli("sweep", "--resume", "out")
     assert resumed.returncode == 0, resumed.stderr
     assert rows_in(tmp_path / "out")[: len(kept)] == kept
     assert len(rows_in(tmp_path / "out")) == 12

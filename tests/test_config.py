@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flashbench.config import scalars, source
 from flashbench.config.axes import Expansion, expand
-from flashbench.config.load import builtin, load, validate
+from flashbench.config.load import load, validate
 from flashbench.config.scalars import Pair
 from flashbench.config.schema import Config, Limits, json_schema
 from flashbench.records import Problem
@@ -306,13 +306,13 @@ def test_the_forward_sweep_holds_the_long_sequence_and_one_head_dim_in_fp16():
 
 
 def test_the_sweep_without_a_file_takes_well_under_a_minute_of_sampling_on_a_cpu():
-    default = builtin("cpu")
+    default = load(kind="cpu")
     assert len(expand(default).cases) * default.measure.max_seconds < 30
     assert (default.device, default.measure.l2) == ("cpu", "warm")
 
 
 def test_the_sweep_without_a_file_keeps_tokens_and_width_on_a_gpu():
-    problems = {case.problem for case in expand(builtin("cuda")).cases}
+    problems = {case.problem for case in expand(load(kind="cuda")).cases}
     assert {(p.batch * p.seq_q, p.heads_q * p.head_dim) for p in problems} == {(16384, 2048)}
 
 

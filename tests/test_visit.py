@@ -59,3 +59,12 @@ def test_an_optional_pass_that_fails_is_a_warning_and_the_time_stays(monkeypatch
     assert (row.status, row.energy_j) == ("ok", None)
     assert len(samples_ms) >= 3
     assert any("the energy pass failed: RuntimeError: the counter went away" in warning for warning in row.warnings)
+
+
+def test_memory_handed_out_before_the_check_holds_nan_for_every_output() -> None:
+    # Allocators promise nothing; that none of twenty tries finds three poisoned blocks would mean that nothing is poisoned.
+    def poisoned() -> bool:
+        module._poison([3072] * 3, torch.float32, torch.device("cpu"))
+        return all(bool(torch.isnan(t).any()) for t in [torch.empty(3072) for _ in range(3)])
+
+    assert any(poisoned() for _ in range(20))

@@ -95,19 +95,14 @@ def _new_file(out: Path, request: Request, ncu: str) -> Path:
 
 def _compared(path: Path) -> list[Comparison]:
     from flashbench.analysis.counted import compare
-    from flashbench.model.schedule import Schedule
-    from flashbench.providers.table import PROVIDERS
+    from flashbench.cli.frames import models
     from flashbench.records import Device, from_plain
     from flashbench.store import counters as store
 
     header, found = store.load(path)
     device = from_plain(Device, header["device"])
-    # Today's table first, so that a corrected model reaches old counters.
-    models = {
-        name: (model["algorithm"], from_plain(Schedule, model["schedule"]))
-        for name, model in header.get("models", {}).items()
-    } | {name: (provider.algorithm, provider.schedule) for name, provider in PROVIDERS.items()}
-    return [compare(counted, device, models.get(counted.case.provider)) for counted in found]
+    known = models(header)
+    return [compare(counted, device, known.get(counted.case.provider)) for counted in found]
 
 
 def _plain(c: Comparison) -> dict[str, Any]:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench.errors import UsageError
+from flashbench.hardware.catalogue import REFERENCE_GPUS
 
 if TYPE_CHECKING:
     from flashbench.hardware.catalogue import GpuSpec
     from flashbench.model.worksheet import Figure
-
-DEFAULT_GPUS = "a100-pcie-80gb,h100-sxm5-80gb"
 
 Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 Gpus = Annotated[str, typer.Option(help="Cards by id, comma-separated; see `flashbench gpus`.")]
@@ -37,7 +36,7 @@ def work(
     seq_len: Annotated[int, typer.Option(help="Tokens N.")] = 8192,
     head_dim: Annotated[int, typer.Option(help="Head dimension d.")] = 64,
     dtype: DtypeName = "fp16",
-    gpu: Gpus = DEFAULT_GPUS,
+    gpu: Gpus = REFERENCE_GPUS,
     as_json: Json = False,
 ) -> None:
     """Work, HBM traffic and arithmetic intensity of one head, and how much of a card's peak they allow."""
@@ -125,7 +124,7 @@ def kv_cache(
     head_dim: Annotated[int, typer.Option(help="Head dimension.")] = 128,
     tokens: Annotated[int, typer.Option(help="Tokens in the cache.")] = 100_000,
     dtype: DtypeName = "fp16",
-    gpu: Gpus = DEFAULT_GPUS,
+    gpu: Gpus = REFERENCE_GPUS,
     as_json: Json = False,
 ) -> None:
     """Size of a model's KV cache, and what reading it costs each token that is decoded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashbench.errors import StoreError
 from flashbench.hardware import catalogue, ceilings
@@ -48,16 +48,16 @@ def derive_run(run: Run, reference: str | None) -> pd.DataFrame:
         device,
         spec,
         own_ceilings(run),
-        models=models(run),
+        models=models(run.header),
         reference=reference,
     )
 
 
-def models(run: Run) -> Mapping[str, tuple[str, Schedule]]:
-    """Algorithm and schedule of each provider: today's table first, so that a corrected model reaches old runs."""
+def models(header: Mapping[str, Any]) -> Mapping[str, tuple[str, Schedule]]:
+    """Algorithm and schedule of each provider: today's table first, so that a corrected model reaches old runs and counters."""
     recorded = {
         name: (model["algorithm"], from_plain(Schedule, model["schedule"]))
-        for name, model in run.header.get("models", {}).items()
+        for name, model in header.get("models", {}).items()
     }
     return recorded | {name: (provider.algorithm, provider.schedule) for name, provider in PROVIDERS.items()}
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashbench.errors import UsageError
+from flashbench.hardware.catalogue import REFERENCE_GPUS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from flashbench.report.roofs import Machine
     from flashbench.store.read import Run
-
-DEFAULT_GPUS = "a100-pcie-80gb,h100-sxm5-80gb"
 
 
 class View(StrEnum):
@@ -43,7 +42,7 @@ def roofline(
     ] = None,
     gpu: Annotated[
         str, typer.Option(help="Cards whose data-sheet ceilings are drawn; see `flashbench gpus`.")
-    ] = DEFAULT_GPUS,
+    ] = REFERENCE_GPUS,
     levels: Annotated[str, typer.Option(help="hbm, or hbm,l2 for the hierarchical roofline.")] = "hbm",
     out: Annotated[Path | None, typer.Option(help="FILE.png, .svg or .pdf; beside the run when left out.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Only these dtypes.")] = None,

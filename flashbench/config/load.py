@@ -75,11 +75,6 @@ def load(path: Path | None = None, overrides: Mapping[str, str | None] | None = 
     return config
 
 
-def builtin(kind: Kind) -> Config:
-    """The sweep that runs when no file is named: seconds on a CPU, minutes on a GPU."""
-    return load(None, kind=kind)
-
-
 def validate(document: Document) -> Config:
     """A Config, or a ConfigError about the first thing that is wrong with the document."""
     try:

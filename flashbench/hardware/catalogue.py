@@ -113,6 +113,10 @@ class GpuSpec:
         return self.smem_bytes_per_clk_sm * self.sm_count * self.tensor_clock_mhz / 1e6
 
 
+REFERENCE_GPUS = "a100-pcie-80gb,h100-sxm5-80gb"
+"""The cards that figures and worksheets stand against unless others are named: ridges of 161 and 295 FLOP/byte in fp16."""
+
+
 @functools.cache
 def catalogue() -> tuple[GpuSpec, ...]:
     """Every GPU model of `gpus.yaml`, in its order."""

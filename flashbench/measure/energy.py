@@ -20,14 +20,13 @@ BURST_SECONDS = 0.05
 @dataclass(frozen=True, slots=True)
 class Energy:
     joules_per_call: float | None
-    idle_w: float | None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
 
 
 def measure_energy(call: Callable[[], object], device: Device, nvml: Nvml) -> Energy:
     """Joules per call above idle; None with a warning where the device has no energy counter."""
     if device.kind == "cpu" or nvml.energy_mj() is None:
-        return Energy(None, None, ("no energy counter can be read here",))
+        return Energy(None, ("no energy counter can be read here",))
     torch.cuda.synchronize()
     idle_w = _idle_power_w(nvml)
     started, before = time.perf_counter(), nvml.energy_mj()
@@ -43,16 +42,16 @@ def measure_energy(call: Callable[[], object], device: Device, nvml: Nvml) -> En
             burst *= 2
     seconds = time.perf_counter() - started
     after = nvml.energy_mj()
-    if before is None or after is None:
-        return Energy(None, idle_w, ("the energy counter stopped answering",))
+    if idle_w is None or before is None or after is None:
+        return Energy(None, ("the energy counter stopped answering",))
     joules = (after - before) / 1e3 - idle_w * seconds
-    return Energy(joules / calls, idle_w, (f"energy is above an idle power of {idle_w:.0f} W",))
+    return Energy(joules / calls, (f"energy is above an idle power of {idle_w:.0f} W",))
 
 
-def _idle_power_w(nvml: Nvml) -> float:
+def _idle_power_w(nvml: Nvml) -> float | None:
     time.sleep(IDLE_SECONDS)
     started, before = time.perf_counter(), nvml.energy_mj()
     time.sleep(IDLE_SECONDS)
     after = nvml.energy_mj()
     seconds = time.perf_counter() - started
-    return ((after or 0) - (before or 0)) / 1e3 / seconds
+    return None if before is None or after is None else (after - before) / 1e3 / seconds

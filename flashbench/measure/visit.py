@@ -116,7 +116,7 @@ class _Draft:
 
 
 def visit(case: Case, provider: Provider, round_index: int, session: Session) -> tuple[Row, list[float]]:
-    """Measure `case`. Returns its row and its samples in milliseconds (none unless the status is ok)."""
+    """Measure `case`. Returns its row and its samples in milliseconds: none unless it was timed (ok, or invalid beyond a physical limit)."""
     draft = _Draft(case, round_index)
     try:
         with matmul_precision(case.problem.dtype):
@@ -189,8 +189,7 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
 
 
 def _check(problem: Problem, reference: Reference, operation: Operation, inputs: Inputs, session: Session) -> Outcome:
-    for true in reference.true.values():
-        _poison(true.numel(), inputs.q.dtype, session.torch_device)
+    _poison([true.numel() for true in reference.true.values()], inputs.q.dtype, session.torch_device)
     results = operation.results()
     again = operation.results()
     _synchronize(session.device)
@@ -200,9 +199,10 @@ def _check(problem: Problem, reference: Reference, operation: Operation, inputs:
     return outcome
 
 
-def _poison(elements: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Leave NaN in the block that the allocator hands out next, so that an output that is not written shows."""
-    torch.full((elements,), float("nan"), dtype=dtype, device=device)
+def _poison(sizes: list[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Leave NaN in the blocks that the allocator hands out next for tensors of these sizes, so that an output not written shows."""
+    blocks = [torch.full((size,), float("nan"), dtype=dtype, device=device) for size in sizes]
+    del blocks  # all at once: freed one by one, one block would serve for all
 
 
 def _doubts(samples: Samples, state: State | None) -> list[str]:
