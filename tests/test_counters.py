@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from flashbench.model.traffic import traffic
 from flashbench.providers.table import get
 from flashbench.records import Case, Device, from_plain
 from flashbench.run import nsight
-from flashbench.run.counters import count_case
+from flashbench.run.counters import count_cases
 from flashbench.store import counters as store
 from flashbench.store.counters import Counted
 
@@ -115,43 +116,87 @@ def test_clocks_and_caches_are_left_alone_and_the_whole_call_is_one_range() -> N
     assert words[-3:] == ["python3", "-m", "child"]
 
 
-def fake_ncu(folder: Path, log: str, answer: str, code: int = 0) -> str:
-    """A program that answers as ncu did: the log where --log-file says, the child's line on stdout."""
-    (folder / "log.txt").write_text(log)
+CUDNN = Case.from_key("sdpa-cudnn forward bf16 b1 h16 s16384 d128")
+
+
+def fake_ncu(folder: Path, *children: tuple[str, Sequence[Mapping[str, object]]]) -> str:
+    """A program that answers as ncu did: at each start the next child's log where --log-file says, and its lines on stdout."""
+    for number, (log, answers) in enumerate(children):
+        (folder / f"log{number}").write_text(log)
+        (folder / f"out{number}").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     path = folder / "ncu"
     path.write_text(
         "#!/bin/sh\n"
         'while [ $# -gt 0 ]; do if [ "$1" = --log-file ]; then target=$2; fi; shift; done\n'
-        f'[ -n "$target" ] && cp "{folder}/log.txt" "$target"\n'
-        f"echo '{answer}'\nexit {code}\n"
+        f'cd "{folder}"; n=$(ls started* 2>/dev/null | wc -l); touch started$n\n'
+        'cp log$n "$target"; cat out$n\n'
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
 
+def counts(ncu: str, *cases: Case) -> list[Counted]:
+    return list(count_cases(ncu, (), cases, H200, 0, lambda _case: None))
+
+
+def ok(case: Case, **more: object) -> dict[str, object]:
+    return {"key": case.key, "status": "ok", **more}
+
+
+TWO = RAW + RANGE.replace('"0"', '"1"', 1) + ',"1,000","2,000","3,000","4,000","5"\n'
+
+
 def test_one_case_becomes_its_counters_and_what_ran(tmp_path: Path) -> None:
-    ncu = fake_ncu(tmp_path, RAW, '{"status": "ok", "backend": "flash", "launch": {"block_q": 128}}')
-    found = count_case(ncu, (), FLASH, H200, 0)
+    (found,) = counts(fake_ncu(tmp_path, (RAW, [ok(FLASH, backend="flash", launch={"block_q": 128})])), FLASH)
     assert (found.status, found.dram_read_bytes, found.dram_write_bytes) == ("ok", 201_421_312, 40_263_680)
     assert found.time_ms == pytest.approx(2.512384)
     assert (found.backend, found.launch) == ("flash", {"block_q": 128})
     assert found.tensor_instructions is None
 
 
-def test_a_case_that_fails_keeps_its_reason_and_stops_no_other(tmp_path: Path) -> None:
-    ncu = fake_ncu(
-        tmp_path,
-        "==ERROR== The application returned an error code (1).",
-        '{"status": "oom", "reason": "ran out of memory"}',
-        1,
+def test_cases_of_one_child_get_its_results_in_their_order(tmp_path: Path) -> None:
+    passes = [ok(FLASH), ok(CUDNN)] * 2
+    first, second = counts(fake_ncu(tmp_path, (TWO, passes)), FLASH, CUDNN)
+    assert (first.case, first.dram_read_bytes) == (FLASH, 201_421_312)
+    assert (second.case, second.dram_read_bytes) == (CUDNN, 1_000)
+
+
+def test_a_case_without_a_range_takes_no_result_of_another(tmp_path: Path) -> None:
+    refused = {"key": FLASH.key, "status": "unsupported", "reason": "no such kernel"}
+    first, second = counts(fake_ncu(tmp_path, (RAW, [refused, ok(CUDNN)])), FLASH, CUDNN)
+    assert (first.status, first.reason) == ("unsupported", "no such kernel")
+    assert (second.status, second.dram_read_bytes) == ("ok", 201_421_312)
+
+
+def test_what_a_crash_took_along_is_counted_alone(tmp_path: Path) -> None:
+    crash: tuple[str, list[dict[str, object]]] = (
+        "==ERROR== The application returned an error code (139).",
+        [ok(FLASH)],
     )
-    found = count_case(ncu, (), FLASH, H200, 0)
-    assert (found.status, found.reason) == ("oom", "ran out of memory")
+    alone = (RAW, [ok(FLASH)])
+    first, second = counts(fake_ncu(tmp_path, crash, alone, (crash[0], [])), FLASH, CUDNN)
+    assert (first.status, first.dram_read_bytes) == ("ok", 201_421_312)
+    assert second.status == "error"
+    assert "error code (139)" in str(second.reason)
+
+
+def test_results_that_do_not_match_the_cases_are_given_to_none(tmp_path: Path) -> None:
+    each = [ok(FLASH), ok(CUDNN)]
+    alone = [(RAW, each[:1]), (RAW, each[1:])]
+    first, second = counts(fake_ncu(tmp_path, (RAW, each), *alone), FLASH, CUDNN)
+    assert first.status == second.status == "ok"
+    assert len(list(tmp_path.glob("started*"))) == 3
+
+
+def test_a_case_that_fails_keeps_its_reason_and_stops_no_other(tmp_path: Path) -> None:
+    failed = {"key": FLASH.key, "status": "oom", "reason": "ran out of memory"}
+    first, second = counts(fake_ncu(tmp_path, (RAW, [failed, ok(CUDNN)])), FLASH, CUDNN)
+    assert (first.status, first.reason) == ("oom", "ran out of memory")
+    assert second.status == "ok"
 
 
 def test_a_range_that_was_not_profiled_is_an_error_in_ncus_own_words(tmp_path: Path) -> None:
-    ncu = fake_ncu(tmp_path, "==WARNING== No ranges were profiled.", '{"status": "ok"}')
-    found = count_case(ncu, (), FLASH, H200, 0)
+    (found,) = counts(fake_ncu(tmp_path, ("==WARNING== No ranges were profiled.", [ok(FLASH)])), FLASH)
     assert found.status == "error"
     assert "No ranges were profiled" in str(found.reason)
 
@@ -164,9 +209,9 @@ def test_a_range_that_was_not_profiled_is_an_error_in_ncus_own_words(tmp_path: P
     ],
 )
 def test_without_permission_one_line_says_what_to_allow(tmp_path: Path, log: str, words: str) -> None:
-    ncu = fake_ncu(tmp_path, log, '{"status": "ok"}', 1)
+    ncu = fake_ncu(tmp_path, (log, [ok(FLASH)]))
     with pytest.raises(nsight.CountersUnavailable, match=words) as refused:
-        count_case(ncu, (), FLASH, H200, 0)
+        counts(ncu, FLASH)
     assert refused.value.exit_code == 3
     assert "\n" not in str(refused.value)
 

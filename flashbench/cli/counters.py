@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench.errors import UsageError
+from flashbench.records import Case
 
 if TYPE_CHECKING:
     from flashbench.analysis.counted import Comparison
@@ -58,8 +60,16 @@ def _count(config: Path | None, device: str | None, out: Path) -> Path:
         raise CountersUnavailable(f"counters are read on a CUDA GPU, and {plan.device.name} is none")
     path = _new_file(out, request, find_ncu())
     total = len(plan.cases) + len(plan.skips)
+    runs: Counter[str] = Counter()
+
+    def announce(case: Case) -> None:
+        runs[case.key] += 1
+        if sys.stderr.isatty():
+            print(f"pass {runs[case.key]}: {case.key}", file=sys.stderr, flush=True)
+
+    print(f"counting {len(plan.cases)} cases, each once a pass of the counters", file=sys.stderr, flush=True)
     with stop_on_signals(), device_lock(plan.device):
-        for number, counted in enumerate(count_plan(plan, request.config.measure.seed), start=1):
+        for number, counted in enumerate(count_plan(plan, request.config.measure.seed, announce), start=1):
             store.append(path, counted)
             reason = f": {counted.reason}" if counted.reason else ""
             print(f"{number}/{total} {counted.case.key} {counted.status}{reason}", file=sys.stderr, flush=True)

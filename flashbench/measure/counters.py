@@ -1,6 +1,6 @@
-"""The child that Nsight Compute watches: one case, prepared outside the range that is counted, and one call inside it.
+"""The child that Nsight Compute watches: each case is prepared outside of the range that is counted, and called once inside it.
 
-    ncu --replay-mode app-range ... python -m flashbench.measure.counters '{"case": KEY, "device": {...}, "seed": 0}'
+    ncu --replay-mode app-range ... python -m flashbench.measure.counters '{"cases": [KEY, ...], "device": {...}, "seed": 0}'
 
 Nsight Compute starts it once for each pass of counters, so it does the same each time. Counters do not check: what the case
 computes is checked by a sweep, and the float64 reference of 524,288 tokens would take hours.
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from flashbench.measure.device import use
+from flashbench.measure.memory import release
 from flashbench.measure.visit import classify
 from flashbench.measure.workload import make_inputs, make_operation, matmul_precision
 from flashbench.providers.spec import Unsupported
@@ -27,23 +28,25 @@ FALLBACK_L2_BYTES = 64 << 20
 
 
 def main(arguments: list[str]) -> int:
-    """Count the case of a request, and print as JSON what ran; 1 and the reason when it could not."""
+    """Count the cases of a request, and print as JSON what became of each. Always 0: ncu drops every result when its program fails."""
     request = json.loads(arguments[0])
-    case, device = Case.from_key(request["case"]), from_plain(Device, request["device"])
-    try:
-        answer = count(case, device, request["seed"])
-    except Unsupported as reason:
-        answer = {"status": "unsupported", "reason": str(reason)}
-    except Exception as error:
-        status, reason_text = classify(error)
-        answer = {"status": status, "reason": reason_text}
-    print(json.dumps(answer), flush=True)  # noqa: T201 - the parent reads it
-    return 0 if answer["status"] == "ok" else 1
+    device = from_plain(Device, request["device"])
+    use(device)
+    for key in request["cases"]:
+        try:
+            answer = count(Case.from_key(key), device, request["seed"])
+        except Unsupported as reason:
+            answer = {"status": "unsupported", "reason": str(reason)}
+        except Exception as error:
+            status, reason_text = classify(error)
+            answer = {"status": status, "reason": reason_text}
+        print(json.dumps({"key": key, **answer}), flush=True)  # noqa: T201 - the parent reads it
+        release()
+    return 0
 
 
 def count(case: Case, device: Device, seed: int) -> dict[str, Any]:
     """One call between cudaProfilerStart and cudaProfilerStop, with an L2 that holds neither its inputs nor anything dirty."""
-    use(device)
     problem = case.problem
     with matmul_precision(problem.dtype):
         inputs = make_inputs(problem, seed, torch.device(device.kind, device.index))
@@ -58,9 +61,11 @@ def count(case: Case, device: Device, seed: int) -> dict[str, Any]:
         }
         clean_l2(device)
         torch.cuda.profiler.start()
-        operation.run()
-        torch.cuda.synchronize()  # kernels that are still running when the range ends are not in it
-        torch.cuda.profiler.stop()
+        try:
+            operation.run()
+            torch.cuda.synchronize()  # kernels that are still running when the range ends are not in it
+        finally:
+            torch.cuda.profiler.stop()
     return answer
 
 
