@@ -48,7 +48,7 @@ def inject(case: Case, fraction: float, device: Device, settings: dict[str, Any]
     problem = case.problem
     queries = max(1, problem.seq_q // 4) if fraction <= SMALL else problem.seq_q
     pairs_of_case = visible_pairs(problem.mask, problem.seq_q, problem.seq_kv)
-    worker = WorkerProcess(device, settings)
+    worker = WorkerProcess().start(device, settings)
 
     def size(keys: int, pairs: int) -> list[float]:
         return _sizes(worker, case, _twin(case, queries, keys), pairs, timeout_seconds)

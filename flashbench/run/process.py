@@ -13,7 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from flashbench.errors import FlashbenchError
 from flashbench.records import Device, to_plain
@@ -53,12 +53,10 @@ class WorkerSilent(Exception):
 
 
 class WorkerProcess:
-    """A fresh worker on one device. It leads a process group of its own, so that Ctrl-C reaches the parent alone.
+    """A fresh worker, which imports what it needs and then waits. It leads a process group of its own, so that Ctrl-C reaches the parent alone."""
 
-    FlashbenchError when none can be started: the device is gone, or its interpreter has no torch.
-    """
-
-    def __init__(self, device: Device, settings: dict[str, Any], launch: Launch = OWN) -> None:
+    def __init__(self, launch: Launch = OWN) -> None:
+        self.launch = launch
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `stop`
         self._process = subprocess.Popen(
             launch.command(),
@@ -73,6 +71,9 @@ class WorkerProcess:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
         self._pending = b""
+
+    def start(self, device: Device, settings: dict[str, Any]) -> Self:
+        """Give it its device. FlashbenchError when it cannot serve: the device is gone, or its interpreter has no torch."""
         try:
             self.send({"type": "start", "device": to_plain(device), "settings": settings})
             self.receive(START_SECONDS)
@@ -85,6 +86,7 @@ class WorkerProcess:
         except BaseException:
             self.stop()
             raise
+        return self
 
     def send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

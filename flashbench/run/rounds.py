@@ -17,6 +17,7 @@ from flashbench.records import Case
 from flashbench.run.plan import Plan
 from flashbench.run.process import OWN, Launch
 from flashbench.run.runner import Progress, run_round
+from flashbench.run.spare import Spare
 from flashbench.store.read import load_run
 from flashbench.store.run import RunWriter
 from flashbench.store.side import Side, side_of_run
@@ -66,10 +67,15 @@ def measure_rounds(
     arms: Sequence[Arm], numbers: Sequence[int], protocol: Protocol, only: Collection[str] | None = None
 ) -> Iterator[Progress]:
     """Measure rounds of one arm, or of a base and a new arm that take turns in going first (ABBA); `only` holds compared keys."""
-    for number in numbers:
-        order = arms if len(arms) == 1 or turns(number)[0] == "base" else arms[::-1]
-        for arm in order:
-            for step in _arm_round(arm, number, protocol, only):
+    turn = [
+        (arm, number)
+        for number in numbers
+        for arm in (arms if len(arms) == 1 or turns(number)[0] == "base" else arms[::-1])
+    ]
+    with Spare() as spare:
+        for i, (arm, number) in enumerate(turn):
+            then = turn[i + 1][0].launch if i + 1 < len(turn) else None
+            for step in _arm_round(arm, number, protocol, only, spare, then):
                 if arm is arms[0] and len(arms) > 1 and step.row is not None and step.row.timing is not None:
                     method = step.row.timing.method
                     if method in GPU_TIMERS:
@@ -77,7 +83,9 @@ def measure_rounds(
                 yield step
 
 
-def _arm_round(arm: Arm, number: int, protocol: Protocol, only: Collection[str] | None) -> Iterator[Progress]:
+def _arm_round(
+    arm: Arm, number: int, protocol: Protocol, only: Collection[str] | None, spare: Spare, then: Launch | None
+) -> Iterator[Progress]:
     def wanted(case: Case) -> bool:
         return (only is None or arm.key(case) in only) and (case.key, number) not in arm.done
 
@@ -94,6 +102,8 @@ def _arm_round(arm: Arm, number: int, protocol: Protocol, only: Collection[str] 
         arm.writer,
         protocol.settings,
         protocol.timeout_seconds,
+        spare,
+        then,
         launch=arm.launch,
         anchors=protocol.anchors,
         timers={case.key: protocol.timers[arm.key(case)] for case in cases if arm.key(case) in protocol.timers},

@@ -12,6 +12,7 @@ from flashbench.errors import FlashbenchError
 from flashbench.records import Case, Device, Row, from_plain, to_plain
 from flashbench.run.plan import Plan
 from flashbench.run.process import OWN, Launch, WorkerGone, WorkerProcess, WorkerSilent
+from flashbench.run.spare import Spare
 from flashbench.store.anchors import Anchor, append_anchors
 from flashbench.store.run import RunWriter
 
@@ -35,14 +36,16 @@ def run_plan(
     plan: Plan, writer: RunWriter, settings: dict[str, Any], timeout_seconds: float, done: Collection[tuple[str, int]]
 ) -> Iterator[Progress]:
     """Visit every case in every round, except those in `done`, and yield progress. Each finished row is on disk when it is yielded."""
-    for round_index in range(plan.rounds):
-        for skip in plan.skips:
-            if (skip.case.key, round_index) not in done:
-                row = skip.row(round_index)
-                writer.append(row, ())
-                yield Progress(skip.case, round_index, row=row)
-        wanted = [case for case in plan.order(round_index) if (case.key, round_index) not in done]
-        yield from run_round(wanted, round_index, plan.device, writer, settings, timeout_seconds)
+    with Spare() as spare:
+        for round_index in range(plan.rounds):
+            for skip in plan.skips:
+                if (skip.case.key, round_index) not in done:
+                    row = skip.row(round_index)
+                    writer.append(row, ())
+                    yield Progress(skip.case, round_index, row=row)
+            wanted = [case for case in plan.order(round_index) if (case.key, round_index) not in done]
+            then = OWN if round_index + 1 < plan.rounds else None
+            yield from run_round(wanted, round_index, plan.device, writer, settings, timeout_seconds, spare, then)
 
 
 def run_round(
@@ -52,6 +55,8 @@ def run_round(
     writer: RunWriter,
     settings: dict[str, Any],
     timeout_seconds: float,
+    spare: Spare,
+    then: Launch | None,
     *,
     launch: Launch = OWN,
     anchors: bool = False,
@@ -59,7 +64,7 @@ def run_round(
 ) -> Iterator[Progress]:
     """One round: one worker, and a new one after each crash. Each finished row is on disk when it is yielded.
 
-    With `anchors`, the reference kernels are measured first, in the same process. `timers` holds the method for a case's key, where
+    `then` is where the next round's worker will come from, so that a spare one can get ready. With `anchors`, the reference kernels are measured first, in the same process. `timers` holds the method for a case's key, where
     the other side of a comparison has already chosen it.
     """
     worker: WorkerProcess | None = None
@@ -75,10 +80,12 @@ def run_round(
                 continue
             yield Progress(case, round_index, stage="start")
             if worker is None:
-                worker = WorkerProcess(device, settings, launch)
+                worker = spare.take(device, settings, launch)
+                if then is not None:
+                    spare.prepare(device, then)
                 if anchors and not restarts:
                     yield Progress(case, round_index, stage="anchors")
-                    worker = _with_anchors(worker, round_index, writer) or WorkerProcess(device, settings, launch)
+                    worker = _with_anchors(worker, round_index, writer) or spare.take(device, settings, launch)
             last: Progress | None = None
             for last in visit_case(worker, case, round_index, timeout_seconds, restarts, timers.get(case.key)):
                 if last.row is not None:
@@ -167,7 +174,7 @@ def measure_ceilings(
     device: Device, settings: dict[str, Any], seconds: float, stage: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Ceilings of a device, measured in a worker of their own, as plain data. FlashbenchError when that fails."""
-    worker = WorkerProcess(device, settings)
+    worker = WorkerProcess().start(device, settings)
     try:
         worker.send({"type": "ceilings"})
         while True:

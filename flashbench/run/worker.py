@@ -53,6 +53,8 @@ def _describe(wanted: str, answers: TextIO) -> None:
 
 def _serve(answers: TextIO) -> int:
     messages = _listen()
+    import flashbench.measure.visit  # noqa: F401 - torch comes with it: seconds, which need not wait for a device
+
     start = messages.get()
     session = _open_session(start, answers)
     _say(answers, {"type": "ready"})
@@ -64,7 +66,8 @@ def _serve(answers: TextIO) -> int:
         if message["type"] == "anchors":
             _measure_anchors(session, answers)
             continue
-        if not _visit(message, session, answers):
+        serve = _try_blocks if message["type"] == "tune" else _visit
+        if not serve(message, session, answers):
             return STICKY_EXIT
 
 
@@ -133,6 +136,20 @@ def _visit(message: dict[str, Any], session: Any, answers: TextIO) -> bool:
         why = row.reason or "found after it had been measured"
         row, samples_ms = dataclasses.replace(row, status="crashed", reason=f"left the device in error: {why}"), []
     _say(answers, {"type": "row", "row": to_plain(row), "samples": samples_ms})
+    return alive
+
+
+def _try_blocks(message: dict[str, Any], session: Any, answers: TextIO) -> bool:
+    """Check or time a kernel in given blocks. False when the device did not survive it."""
+    from flashbench.measure.device import still_works
+    from flashbench.measure.tune import answer
+
+    found = answer(message, session)
+    alive = still_works(session.device)
+    if not alive:
+        why = found.get("reason") or "found after its call"
+        found = {"status": "crashed", "reason": f"left the device in error: {why}"}
+    _say(answers, {"type": "tuned", **found})
     return alive
 
 
