@@ -39,7 +39,8 @@ T4 = Device(
     sdpa_backends=("math", "efficient"),
     versions={"triton": "3.6.0"},
 )
-ON_CPU = [name for name in PROVIDERS if name not in ("flash-v2", "sdpa-efficient", "sdpa-cudnn")]
+NOT_ON_CPU = ("flash-v1", "flash-v2", "flash-v2-one-pass", "flash-decode", "sdpa-efficient", "sdpa-cudnn")
+ON_CPU = [name for name, provider in PROVIDERS.items() if provider.computes == "attention" and name not in NOT_ON_CPU]
 
 SHAPES = {
     "square": {},
@@ -219,7 +220,8 @@ def test_the_row_can_say_which_backend_pytorch_chose() -> None:
         ("sdpa-math", {"dtype": "bf16"}, T4, "bf16 needs sm_80"),
         ("flash-v2", {"dtype": "fp16"}, T4, "sm_80 or newer"),
         ("flash-v2", {}, CPU, "TRITON_INTERPRET=1"),
-        ("flash-v2", {"dtype": "bf16", "mode": "backward"}, H200, "no backward"),
+        ("flash-v2", {"dtype": "bf16", "mode": "backward", "head_dim": 8}, H200, "from 16 to 256, not 8"),
+        ("flash-v2-one-pass", {"dtype": "bf16"}, H200, "in its backward pass only"),
         ("naive", {"dtype": "fp8"}, H200, "fp8 is not supported"),
         ("naive", {"dtype": "tf32"}, CPU, "GPUs only"),
         ("tiled", {"page_size": 16}, CPU, "paged"),

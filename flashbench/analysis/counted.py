@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flashbench.errors import UsageError
 from flashbench.model.interval import Traffic
-from flashbench.model.schedule import Schedule
+from flashbench.model.schedule import Schedule, as_launched
 from flashbench.model.traffic import l2_partitions, traffic
 from flashbench.records import Device
 from flashbench.store.counters import Counted
@@ -52,8 +52,6 @@ def _modelled(counted: Counted, device: Device, model: tuple[str, Schedule] | No
     if model is None:
         return None
     algorithm, schedule = model
-    launch = counted.launch or {}
-    tiles = {name: launch[name] for name in ("block_q", "block_kv") if isinstance(launch.get(name), int)}
     try:
         return traffic(
             algorithm,
@@ -61,7 +59,7 @@ def _modelled(counted: Counted, device: Device, model: tuple[str, Schedule] | No
             l2_bytes=device.l2_bytes,
             l2_partitions=l2_partitions(device),
             sm_count=device.sm_count,
-            schedule=replace(schedule, **tiles) if len(tiles) == 2 else schedule,
+            schedule=as_launched(schedule, counted.launch, device.shared_bytes_per_block),
         )
     except UsageError:  # the algorithm has no such pass
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,9 +11,9 @@ from flashbench.analysis import statistics
 from flashbench.hardware.catalogue import GpuSpec
 from flashbench.hardware.ceilings import Ceiling, choose
 from flashbench.model.binding import Binding, bind
-from flashbench.model.flops import executed_flops, useful_flops
+from flashbench.model.flops import PRODUCTS, executed_flops, exponentials, useful_flops
 from flashbench.model.interval import Traffic
-from flashbench.model.schedule import Schedule
+from flashbench.model.schedule import Schedule, as_launched
 from flashbench.model.traffic import ALGORITHMS, Intensity, arithmetic_intensity, l2_partitions, traffic
 from flashbench.records import Case, Device, Problem
 
@@ -83,6 +83,11 @@ class Measured:
         return self.model[0] if self.model else None
 
     @property
+    def computes(self) -> str:
+        """attention, or of its two products alone: scores or values."""
+        return PRODUCTS.get(self.algorithm or "", "attention")
+
+    @property
     def tiles(self) -> dict[str, int] | None:
         """The tiles of the project's own kernels, as they were launched."""
         launch = self.row["launch"] or {}
@@ -91,10 +96,10 @@ class Measured:
 
     @cached_property
     def schedule(self) -> Schedule | None:
-        """The provider's schedule, with the tiles that were launched where they are known."""
-        if self.model is None or self.tiles is None:
-            return self.model[1] if self.model else None
-        return replace(self.model[1], block_q=self.tiles["block_q"], block_kv=self.tiles["block_kv"])
+        """The provider's schedule, with the blocks that were launched where they are known."""
+        return (
+            as_launched(self.model[1], self.row["launch"], self.device.shared_bytes_per_block) if self.model else None
+        )
 
     @cached_property
     def flops(self) -> int:
@@ -162,6 +167,7 @@ class Measured:
             blocks=blocks,
             blocks_per_sm=self.schedule.blocks_per_sm if self.schedule else 1,
             launch_ms=launch.value / 1e3 if launch else None,
+            exps=exponentials(p, self.algorithm),
         )
 
     @property

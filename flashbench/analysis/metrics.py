@@ -96,10 +96,18 @@ METRICS: tuple[Metric, ...] = (
 """Every metric by name: what is here appears in tables, exports, gates and plots."""
 
 
+ALONE = {
+    "scores": "no attention: QKᵀ alone, one matrix product that writes every score",
+    "values": "no attention: PV alone, one matrix product that reads every weight",
+}
+
+
 def _remarks(case: Measured) -> tuple[str, ...]:
     """What a reader must know of a row that is ok before believing it."""
     found = []
     rounds = case.row["samples_ms"] or ()
+    if case.computes in ALONE:
+        found.append(ALONE[case.computes])
     if case.time_ms is None:
         found.append("no samples")
     elif case.spread is None:
@@ -118,11 +126,12 @@ def _remarks(case: Measured) -> tuple[str, ...]:
 
 
 TEXTS: dict[str, Callable[[Measured], Any]] = {
+    "computes": lambda x: x.computes,
     "remarks": _remarks,
     "binding": lambda x: x.binding.name if x.binding else None,
     "explanation": lambda x: x.binding.sentence if x.binding else None,
 }
-"""Derived columns of words: what to know of a row, the ceiling that holds it, and the sentence that says so."""
+"""Derived columns of words: what the provider computes, what to know of a row, the ceiling that holds it, and the sentence that says so."""
 
 
 def derive(
@@ -156,8 +165,8 @@ def derive(
         Measured(row, *fixed, (models or {}).get(row["provider"]), None) if row["status"] == "ok" else None
         for row in rows
     ]
-    times = {_same(x.row): x.time_ms for x in cases if x is not None and x.row["provider"] == reference}
-    cases = [x and Measured(x.row, *fixed, x.model, times.get(_same(x.row))) for x in cases]
+    times = {_same(x): x.time_ms for x in cases if x is not None and x.row["provider"] == reference}
+    cases = [x and Measured(x.row, *fixed, x.model, times.get(_same(x))) for x in cases]
 
     result = summary.reset_index(drop=True)
     for metric in METRICS:
@@ -170,6 +179,6 @@ def derive(
     return result
 
 
-def _same(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What peers share: run, problem and how they were measured."""
-    return tuple(row[name] for name in ("device_id", "run", "problem", "l2", "regime"))
+def _same(case: Measured) -> tuple[Any, ...]:
+    """What peers share: run, problem, what they compute of it and how they were measured."""
+    return (*(case.row[name] for name in ("device_id", "run", "problem", "l2", "regime")), case.computes)

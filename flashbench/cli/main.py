@@ -21,6 +21,7 @@ from flashbench.cli import (
     plots,
     results,
     sweeps,
+    tune,
 )
 from flashbench.errors import FlashbenchError
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Attention benchmarks that can be trusted: is it right, how fast, how much memory, how many bytes, what holds it back.",
 )
-for module in (sweeps, results, plots, explain, gates, baselines, ceilings, counters, doctor, inspect, configs):
+for module in (sweeps, results, plots, explain, gates, baselines, ceilings, counters, doctor, inspect, tune, configs):
     module.register(app)
 
 

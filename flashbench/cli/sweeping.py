@@ -163,7 +163,7 @@ def execute(request: Request, root: Path, check_only: bool) -> int:
                 display.show(step)
                 if step.row is not None:
                     rows.append((step.row, step.samples_ms))
-    return _summary(rows, writer.path)
+    return _summary(rows, writer.path, request.providers)
 
 
 WARMUP_SECONDS = {"cpu": 0.1, "cuda": 0.3}
@@ -256,7 +256,7 @@ def _ensure_ceilings(device: Device, root: Path) -> None:
             console.print(f"note: {error}; `flashbench ceilings` tries again", soft_wrap=True)
 
 
-def _summary(rows: list[tuple[Row, tuple[float, ...]]], path: Path) -> int:
+def _summary(rows: list[tuple[Row, tuple[float, ...]]], path: Path, providers: Mapping[str, Provider]) -> int:
     """The rows just measured as a table on stdout, the counts and the next step on stderr."""
     from rich.console import Console
     from rich.table import Table
@@ -272,7 +272,8 @@ def _summary(rows: list[tuple[Row, tuple[float, ...]]], path: Path) -> int:
     table.add_column("status", overflow="fold")
     for row, samples in rows:
         time_ms = median(samples) if row.status == "ok" else None
-        tflops = useful_flops(row.case.problem) / time_ms / 1e9 if time_ms else None
+        flops = useful_flops(row.case.problem, providers[row.case.provider].algorithm)
+        tflops = flops / time_ms / 1e9 if time_ms else None
         memory = (row.memory.peak_bytes - row.memory.before_bytes) / 2**20 if row.memory else None
         error = row.check.error_norm if row.check else None
         status = row.status if row.reason is None else f"{row.status}: {row.reason}"

@@ -1,4 +1,4 @@
-"""Block shapes of the forward kernel: a table of those worth trying per GPU family, and the first of them that fits the device.
+"""Block shapes of the kernels: those worth trying per GPU family (`block_shapes.yaml`), and the first of them that fits the device.
 
 A block shape trades three things. Taller query blocks re-read K and V less often. More key columns, stages and warps keep the matrix
 units fed. All of them take registers and shared memory, of which a multiprocessor has 65,536 and 100 to 227 KiB: a shape that spills
@@ -8,10 +8,15 @@ registers, or that leaves room for one program where two would hide each other's
 from __future__ import annotations
 
 import functools
+import importlib.resources
+import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashbench.errors import UsageError
+from flashbench.errors import UsageError, nearest
+
+FORWARD = "flash-v2 forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,74 +31,55 @@ class BlockShape:
     descriptors: bool = False
     """Load through tensor descriptors (TMA) where the tensors allow it; sm_90 and later."""
 
-
-def _shapes(*rows: str) -> tuple[BlockShape, ...]:
-    """Rows such as `128x64 w4 s3 tma`: queries x keys, warps, stages, and whether to load through descriptors."""
-    shapes = []
-    for row in rows:
-        tile, warps, stages, *switches = row.split()
-        block_q, block_kv = map(int, tile.split("x"))
-        shapes.append(BlockShape(block_q, block_kv, int(warps[1:]), int(stages[1:]), "tma" in switches))
-    return tuple(shapes)
+    def row(self) -> str:
+        """As the table writes it: `128x64 w4 s3 tma`."""
+        return (
+            f"{self.block_q}x{self.block_kv} w{self.num_warps} s{self.num_stages}{' tma' if self.descriptors else ''}"
+        )
 
 
-# Per GPU family and kind of product: padded head dimension -> shapes, best first. The first that fits and can be used is the default,
-# the others are candidates for tuning and what is left when shared memory is short. Pointer loads keep addresses in registers, so the
-# best tile for them is often smaller. The sm_90 rows for half precision stand in the order measured on an H200, at head dimensions 64,
-# 128 and 256, 4k and 16k, dense and causal; the others were compiled for their chip and never timed on one. Triton 3.6 can specialise
-# warps of this kernel on sm_90 (tl.range(warp_specialize=True)); what it compiled hung on an H200, so that is not offered.
-_HALF, _TF32, _IEEE = "half", "tf32", "ieee"
-_TABLE: dict[tuple[str, str], dict[int, tuple[BlockShape, ...]]] = {
-    ("sm_80", _HALF): {
-        32: _shapes("128x128 w8 s3", "128x64 w4 s3", "64x64 w4 s3"),
-        64: _shapes("128x64 w8 s3", "128x64 w4 s3", "128x128 w8 s2", "64x64 w4 s3"),
-        128: _shapes("128x32 w8 s3", "64x64 w4 s3", "128x64 w8 s3", "64x64 w4 s2", "64x32 w4 s2"),
-        256: _shapes("64x32 w8 s2", "64x64 w8 s2", "128x32 w8 s2", "32x32 w4 s2"),
-    },
-    ("sm_90", _HALF): {
-        32: _shapes("128x128 w8 s3 tma", "128x64 w4 s3 tma", "128x128 w8 s2"),
-        64: _shapes(
-            "64x128 w4 s2 tma", "64x128 w4 s3 tma", "64x64 w4 s3 tma", "128x64 w4 s4 tma", "128x64 w4 s3 tma",
-            "128x64 w8 s3", "128x128 w8 s2", "64x64 w4 s2",
-        ),
-        128: _shapes(
-            "128x64 w4 s2 tma", "128x128 w8 s3 tma", "128x64 w8 s3 tma", "128x128 w8 s2 tma", "64x64 w4 s2 tma",
-            "128x64 w8 s3", "128x128 w8 s2", "128x64 w8 s2",
-        ),
-        256: _shapes(
-            "64x64 w4 s3 tma", "128x64 w8 s2 tma", "128x32 w8 s3 tma", "64x64 w4 s2 tma", "128x64 w8 s2", "128x32 w8 s2", "64x64 w8 s2",
-        ),
-    },
-    ("sm_100", _HALF): {
-        32: _shapes("128x64 w4 s3 tma", "128x128 w8 s3 tma", "128x64 w8 s2"),
-        64: _shapes("128x128 w8 s3 tma", "128x64 w4 s3 tma", "128x64 w8 s2"),
-        128: _shapes("128x128 w8 s2 tma", "128x64 w4 s3 tma", "128x64 w8 s3"),
-        256: _shapes("128x64 w8 s2 tma", "128x32 w8 s2 tma", "128x32 w8 s2"),
-    },
-    ("sm_80", _TF32): {
-        64: _shapes("64x64 w8 s2", "128x64 w8 s2", "64x64 w4 s2"),
-        128: _shapes("64x64 w8 s2", "64x32 w8 s2", "32x32 w4 s2"),
-        256: _shapes("64x32 w8 s2", "64x16 w8 s2", "32x16 w8 s2"),
-    },
-    ("sm_90", _TF32): {
-        64: _shapes("128x64 w8 s2 tma", "64x64 w4 s2 tma", "128x64 w8 s2"),
-        128: _shapes("128x64 w8 s2 tma", "128x32 w8 s2 tma", "64x64 w4 s2 tma", "64x32 w8 s2"),
-        256: _shapes("64x32 w8 s2 tma", "128x16 w8 s2 tma", "64x16 w8 s2"),
-    },
-    ("sm_100", _TF32): {
-        64: _shapes("128x64 w8 s2 tma", "64x64 w4 s2 tma", "64x64 w8 s2"),
-        128: _shapes("128x32 w8 s2 tma", "64x32 w8 s2 tma", "64x32 w8 s2"),
-        256: _shapes("64x16 w8 s2 tma", "32x16 w8 s2"),
-    },
-    # Exact fp32 products run on the ordinary units, with operands in registers: small tiles, on every family alike.
-    ("any", _IEEE): {
-        64: _shapes("64x32 w8 s2", "32x32 w8 s2"),
-        128: _shapes("32x32 w8 s2", "32x16 w8 s2"),
-        256: _shapes("32x16 w8 s2", "16x16 w8 s2"),
-    },
-    # The interpreter runs a program at a time in NumPy: few, large tiles are quickest.
-    ("interpreter", "any"): {256: _shapes("64x64 w4 s1 tma", "64x64 w4 s1")},
-}  # fmt: skip
+def parse_shape(row: str) -> BlockShape:
+    """A row of the table, `128x64 w4 s3 tma`: queries x keys, warps, stages, and whether to load through descriptors."""
+    found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)( tma)?", row)
+    if not found:
+        raise UsageError(f"'{row}' is no block shape; one is written as 128x64 w4 s3, with tma behind it or without")
+    block_q, block_kv, warps, stages = map(int, found.groups()[:4])
+    return BlockShape(block_q, block_kv, warps, stages, found[5] is not None)
+
+
+Rows = dict[int, tuple[BlockShape, ...]]
+"""Padded head dimension to shapes, best first."""
+
+
+def table_text() -> str:
+    """The table as it lies in the package."""
+    return importlib.resources.files("flashbench.kernels").joinpath("block_shapes.yaml").read_text(encoding="utf-8")
+
+
+Table = dict[str, dict[str, dict[str, Rows]]]
+"""Kernel, family, kind of product, padded head dimension -> shapes."""
+
+
+@functools.cache
+def block_table() -> Table:
+    """The package's `block_shapes.yaml`."""
+    return read_table(table_text())
+
+
+def read_table(text: str) -> Table:
+    """A table of block shapes from its YAML text; UsageError for a row that is no shape."""
+    from ruamel.yaml import YAML
+
+    return {
+        kernel: {
+            place: {
+                kind: {width: tuple(map(parse_shape, rows)) for width, rows in widths.items()}
+                for kind, widths in kinds.items()
+            }
+            for place, kinds in (families or {}).items()
+        }
+        for kernel, families in YAML(typ="safe").load(text).items()
+    }
 
 
 def padded(head_dim: int) -> int:
@@ -116,22 +102,52 @@ def family(capability: tuple[int, int] | None) -> str:
     )
 
 
-def candidate_blocks(capability: tuple[int, int] | None, dtype: str, head_dim: int) -> tuple[BlockShape, ...]:
-    """The shapes of the table for a dtype (bf16, fp16, fp32, tf32) and head dimension, best first."""
-    name = family(capability)
-    kind = {"fp32": _IEEE, "tf32": _TF32}.get(dtype, _HALF)
-    if name == "interpreter":
-        kind = "any"
-    elif kind == _IEEE:
-        name = "any"
-    rows = _TABLE[name, kind]
-    return rows[min(width for width in rows if width >= padded(head_dim))]
+def kind_of(dtype: str) -> str:
+    """Which rows a dtype (bf16, fp16, fp32, tf32) reads: half, tf32, or ieee for exact fp32."""
+    return {"fp32": "ieee", "tf32": "tf32"}.get(dtype, "half")
+
+
+def address(
+    capability: tuple[int, int] | None, dtype: str, head_dim: int, kernel: str = FORWARD
+) -> tuple[str, str, int]:
+    """Where a kernel's shapes stand in the table: family, kind and width. UsageError, naming the three, where it has none."""
+    if kernel not in block_table():
+        raise UsageError(
+            f"no block shapes for kernel '{kernel}'{nearest(kernel, block_table())} (known: {', '.join(block_table())})"
+        )
+    families, name, kind = block_table()[kernel], family(capability), kind_of(dtype)
+    # The narrowest tile that is wide enough, whosever rows it is; of two, the more particular.
+    found = [
+        (width, i, (place, product))
+        for i, (place, product) in enumerate(((name, kind), (name, "any"), ("any", kind), ("any", "any")))
+        for width in families.get(place, {}).get(product, {})
+        if width >= padded(head_dim)
+    ]
+    if found:
+        width, _, (place, product) = min(found)
+        return place, product, width
+    raise UsageError(
+        f"no block shapes of '{kernel}' for {name}, {kind}, head_dim {head_dim} in block_shapes.yaml; "
+        "pass `blocks`, or add rows there and let `flashbench tune` order them"
+    )
+
+
+def candidate_blocks(
+    capability: tuple[int, int] | None, dtype: str, head_dim: int, kernel: str = FORWARD
+) -> tuple[BlockShape, ...]:
+    """The shapes of the table for a dtype (bf16, fp16, fp32, tf32) and head dimension, best first; UsageError where it has none."""
+    place, kind, width = address(capability, dtype, head_dim, kernel)
+    return block_table()[kernel][place][kind][width]
+
+
+Need = Callable[[BlockShape, "tuple[int, int] | None", str, int, int], int]
+"""Shared memory of one program, from above, in bytes, for (blocks, capability, dtype, head_dim, head_dim_v): a kernel's `shared_bytes`."""
 
 
 def shared_bytes(
     blocks: BlockShape, capability: tuple[int, int] | None, dtype: str, head_dim: int, head_dim_v: int
 ) -> int:
-    """Shared memory of one program, from above: the query tile, and a K and a V tile for each stage. Triton may alias some of it."""
+    """What the forward kernel needs: the query tile, and a K and a V tile for each stage. Triton may alias some of it."""
     d, dv = padded(head_dim), padded(head_dim_v)
     elements = blocks.block_q * d + blocks.num_stages * blocks.block_kv * (d + dv)
     if dtype == "tf32" and family(capability) == "sm_100":
@@ -150,21 +166,27 @@ def default_blocks(
     shared_limit_bytes: int,
     *,
     descriptors: bool = True,
+    kernel: str = FORWARD,
+    need: Need = shared_bytes,
 ) -> BlockShape:
     """The first shape of the table that fits `shared_limit_bytes`, or the one that needs least if none is sure to.
 
-    `descriptors` says whether the tensors can be read through them.
+    `descriptors` says whether the tensors can be read through them; `need` is the kernel's own estimate. Ampere has no descriptors, and
+    leaves out shapes of `any` family that use them. UsageError where the table has no shape for this kernel that can be used.
     """
-    usable = [
-        shape
-        for shape in candidate_blocks(capability, dtype, max(head_dim, head_dim_v))
-        if shape.descriptors <= descriptors
-    ]
+    rows = candidate_blocks(capability, dtype, max(head_dim, head_dim_v), kernel)
+    descriptors = descriptors and family(capability) != "sm_80"
+    usable = [shape for shape in rows if shape.descriptors <= descriptors]
+    if not usable:
+        raise UsageError(
+            f"all block shapes of '{kernel}' for {family(capability)}, {dtype}, head_dim {max(head_dim, head_dim_v)} load through "
+            "descriptors, which these tensors or this GPU do not allow; add a shape without tma to block_shapes.yaml"
+        )
 
-    def need(shape: BlockShape) -> int:
-        return shared_bytes(shape, capability, dtype, head_dim, head_dim_v)
+    def bytes_of(shape: BlockShape) -> int:
+        return need(shape, capability, dtype, head_dim, head_dim_v)
 
-    return next((shape for shape in usable if need(shape) <= shared_limit_bytes), min(usable, key=need))
+    return next((shape for shape in usable if bytes_of(shape) <= shared_limit_bytes), min(usable, key=bytes_of))
 
 
 def compiled_figures(blocks: BlockShape, compiled: Any) -> dict[str, Any]:

@@ -50,6 +50,32 @@ def key_ranges(first_at, last_at, seq_kv, window, BLOCK_KV: tl.constexpr, CAUSAL
 
 
 @triton.jit
+def query_ranges(
+    first_key, last_key, shift, seq_q, window, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Bounds low <= steady_low <= steady_high <= high (in queries) for keys first_key to last_key: `key_ranges` with the sides exchanged.
+
+    Query i stands at key i + shift. Between the steady bounds, whole blocks of queries see every key of a whole block, so that nothing
+    is masked; a key block that is not whole has no such queries. Outside low and high no query sees any. An empty range may have its
+    bounds the wrong way round. All but the last are multiples of BLOCK_Q.
+    """
+    low = 0
+    steady_low = 0
+    high = seq_q
+    if CAUSAL:
+        low = tl.maximum(first_key - shift, 0) // BLOCK_Q * BLOCK_Q
+        steady_low = tl.cdiv(tl.maximum(last_key - shift, 0), BLOCK_Q) * BLOCK_Q
+    steady_high = seq_q // BLOCK_Q * BLOCK_Q
+    if WINDOW:
+        high = tl.minimum(high, tl.maximum(last_key + window - shift, 0))
+        steady_high = tl.minimum(steady_high, tl.maximum(first_key + window - shift, 0) // BLOCK_Q * BLOCK_Q)
+    steady_low = tl.minimum(steady_low, tl.cdiv(high, BLOCK_Q) * BLOCK_Q)
+    if last_key - first_key + 1 < BLOCK_KV:
+        steady_high = 0
+    return low, steady_low, tl.maximum(steady_low, steady_high), high
+
+
+@triton.jit
 def visible(at_key, key, seq_kv, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """Which of the keys `key` the queries that stand at `at_key` see, (queries, keys)."""
     if CAUSAL:

@@ -49,15 +49,16 @@ def count(case: Case, device: Device, seed: int) -> dict[str, Any]:
     """One call between cudaProfilerStart and cudaProfilerStop, with an L2 that holds neither its inputs nor anything dirty."""
     problem = case.problem
     with matmul_precision(problem.dtype):
-        inputs = make_inputs(problem, seed, torch.device(device.kind, device.index))
-        bound = get(case.provider).bind(problem, device)
+        provider = get(case.provider)
+        inputs = make_inputs(problem, seed, torch.device(device.kind, device.index), provider.computes)
+        bound = provider.bind(problem, device)
         operation = make_operation(problem, bound, inputs)
         for _ in range(WARM_CALLS):
             operation.run()
         answer = {
             "status": "ok",
-            "backend": bound.backend(inputs.q, inputs.k, inputs.v) if bound.backend is not None else None,
-            "launch": bound.launch(inputs.q, inputs.k, inputs.v) if bound.launch is not None else None,
+            "backend": bound.backend(*inputs.arguments) if bound.backend is not None else None,
+            "launch": bound.launch(*inputs.arguments) if bound.launch is not None else None,
         }
         clean_l2(device)
         torch.cuda.profiler.start()

@@ -1,4 +1,4 @@
-"""The reference: plain attention in float64 on the true problem, and its gradients, computed in chunks.
+"""The reference: plain attention in float64 on the true problem, and its gradients, computed in chunks; or one of its products alone.
 
 The same chunks in the case's own dtype give the error that plain attention itself makes, from which the tolerance is taken.
 Gradients follow from P = softmax(S), O = PV: dV = Pᵀ dO, dP = dO Vᵀ, dS = P * (dP - rowsum(P * dP)), dQ = scale dS K,
@@ -42,10 +42,11 @@ class Reference:
 
 def make_reference(problem: Problem, inputs: Inputs, device: Device) -> Reference:
     """Compute the reference once; all providers of the problem share it."""
-    exact = _exact_dtype(problem, device)
-    true = _attention(problem, inputs, exact)
+    exact = _exact_dtype(problem, device, inputs.computes)
+    compute = _attention if inputs.computes == "attention" else _product
+    true = compute(problem, inputs, exact)
     with matmul_precision(problem.dtype):
-        own = _attention(problem, inputs, inputs.q.dtype)
+        own = compute(problem, inputs, inputs.q.dtype)
     norms = {name: error_norm(own[name], true[name]) for name in true}
     maxima = {name: error_max(own[name], true[name]) for name in true}
     return Reference(true, norms, maxima, str(exact).removeprefix("torch."))
@@ -62,14 +63,15 @@ def error_max(value: Tensor, true: Tensor) -> float:
     return float((value.to(true.dtype) - true).abs().max())
 
 
-def _exact_dtype(problem: Problem, device: Device) -> torch.dtype:
+def _exact_dtype(problem: Problem, device: Device, computes: str) -> torch.dtype:
     if (
         device.kind == "cuda"
         and device.capability not in FULL_RATE_FLOAT64
         and useful_flops(problem) > SLOW_FLOAT64_FLOPS
     ):
         return torch.float32
-    elements = problem.batch * problem.heads_q * problem.seq_q * (problem.head_dim + problem.head_dim_v) * 4
+    row = problem.seq_kv if computes == "scores" else problem.head_dim + problem.head_dim_v
+    elements = problem.batch * problem.heads_q * problem.seq_q * row * 4
     return torch.float64 if elements * 8 < 0.3 * device.memory_bytes else torch.float32
 
 
@@ -158,3 +160,17 @@ def _attention(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> dict[str
         results["dk"] = dk.to(dtype).view(inputs.k.shape)
         results["dv"] = dv.to(dtype).view(inputs.v.shape)
     return results
+
+
+def _product(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+    """One product alone, a key/value head at a time: S = QKᵀ (batch, heads_q, seq_q, seq_kv), or O = PV of the given weights."""
+    flat = problem.batch * problem.heads_kv
+    left, right = inputs.arguments
+    if inputs.computes == "scores":
+        right = right.transpose(-1, -2)
+    rows = left.reshape(flat, -1, left.shape[-1])  # the query heads of a group, one below the other
+    columns = right.reshape(flat, *right.shape[-2:])
+    out = torch.empty(flat, rows.shape[1], right.shape[-1], dtype=dtype, device=left.device)
+    for head in range(flat):
+        torch.matmul(rows[head].to(dtype), columns[head].to(dtype), out=out[head])
+    return {"out": out.view(problem.batch, problem.heads_q, problem.seq_q, -1)}

@@ -55,11 +55,12 @@ class Session:
     def torch_device(self) -> torch.device:
         return torch.device(self.device.kind, self.device.index)
 
-    def prepare(self, problem: Problem) -> tuple[Inputs, Reference]:
-        """Inputs and reference of a problem, computed once and shared by its providers."""
-        if self._problem != problem or self._inputs is None or self._reference is None:
+    def prepare(self, problem: Problem, computes: str = "attention") -> tuple[Inputs, Reference]:
+        """Inputs and reference of a problem, computed once and shared by the providers that compute the same of it."""
+        same = self._inputs is not None and (self._problem, self._inputs.computes) == (problem, computes)
+        if not same or self._inputs is None or self._reference is None:
             self.forget()
-            inputs = make_inputs(problem, self.settings.seed, self.torch_device)
+            inputs = make_inputs(problem, self.settings.seed, self.torch_device, computes)
             self._reference = make_reference(problem, inputs, self.device)
             self._inputs, self._problem = inputs, problem
         return self._inputs, self._reference
@@ -136,7 +137,7 @@ def visit(case: Case, provider: Provider, round_index: int, session: Session) ->
 def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, list[float]]:
     problem, device, settings = draft.case.problem, session.device, session.settings
     draft.enter("reference", session)
-    inputs, reference = session.prepare(problem)
+    inputs, reference = session.prepare(problem, provider.computes)
     draft.enter("first call", session)
     bound = provider.bind(problem, device)
     if bound.backend is not None:
@@ -153,7 +154,7 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     draft.fields["check"] = outcome.check
     draft.warnings += outcome.warnings
     if bound.launch is not None:
-        draft.fields["launch"] = bound.launch(inputs.q, inputs.k, inputs.v)
+        draft.fields["launch"] = bound.launch(*inputs.arguments)
     if outcome.problem:
         session.forget()  # the provider may have written to the inputs
         return draft.finish("incorrect", outcome.problem), []
@@ -173,7 +174,7 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
     if not samples.values_ms:
         return draft.finish("invalid", "no time could be read: no sample counted"), []
     draft.warnings += _doubts(samples, draft.fields["state"])
-    impossible = beyond_physics(draft.case, samples.values_ms, device)
+    impossible = beyond_physics(draft.case, samples.values_ms, device, provider.algorithm)
     if impossible:
         return draft.finish("invalid", impossible), samples.values_ms
     if settings.cross_check:

@@ -21,6 +21,24 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.flo
 
 
 @dataclass(frozen=True)
+class PagedCache:
+    """K and V once more, in pages that lie in any order; what is behind the last key of a sequence is BEHIND_THE_END."""
+
+    k: Tensor
+    """(pages, heads_kv, page_size, head_dim)."""
+    v: Tensor
+    """(pages, heads_kv, page_size, head_dim_v)."""
+    page_table: Tensor
+    """(batch, pages of a sequence) int32: which pages a sequence has, in the order of its keys."""
+    lengths: Tensor
+    """(batch,) int32: keys of each sequence."""
+
+
+BEHIND_THE_END = 1e4
+"""Large, so that a kernel which reads too far shows it; finite, so that one which gives it no weight is not blamed."""
+
+
+@dataclass(frozen=True)
 class Inputs:
     """q (batch, heads_q, seq_q, head_dim), k (batch, heads_kv, seq_kv, head_dim), v (..., head_dim_v); `grad_out` like the output."""
 
@@ -28,10 +46,27 @@ class Inputs:
     k: Tensor
     v: Tensor
     grad_out: Tensor | None
+    cache: PagedCache | None = None
+    """Of a problem with a page_size: what its providers get, while the reference reads k and v."""
+    computes: str = "attention"
+    """What the provider makes of them: attention, or one product alone, `scores` QKᵀ or `values` PV."""
+    weights: Tensor | None = None
+    """P (batch, heads_q, seq_q, seq_kv) for `values`: uniform in [0, 1), as weights are before the division by their sum."""
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        """What a provider's call is given (providers/spec.py, Bound)."""
+        if self.computes == "scores":
+            return self.q, self.k
+        if self.weights is not None:
+            return self.weights, self.v
+        if self.cache is None:
+            return self.q, self.k, self.v
+        return self.q, self.cache.k, self.cache.v, self.cache.page_table, self.cache.lengths
 
 
-def make_inputs(problem: Problem, seed: int, device: torch.device) -> Inputs:
-    """Fresh standard-normal inputs, a function of the problem and the seed only."""
+def make_inputs(problem: Problem, seed: int, device: torch.device, computes: str = "attention") -> Inputs:
+    """Fresh standard-normal inputs, a function of the problem and the seed only; and weights for a provider that computes `values`."""
     # The mode and the mask do not enter: forward and backward, causal and not, see the same q, k and v.
     shape = f"{problem.batch} {problem.heads_q} {problem.heads_kv} {problem.seq_q} {problem.seq_kv} {problem.head_dim} {problem.head_dim_v}"
     generator = torch.Generator(device=device)
@@ -46,14 +81,39 @@ def make_inputs(problem: Problem, seed: int, device: torch.device) -> Inputs:
     v = normal(problem.heads_kv, problem.seq_kv, problem.head_dim_v)
     needs_gradient = problem.mode in ("backward", "forward_backward")
     grad_out = normal(problem.heads_q, problem.seq_q, problem.head_dim_v) if needs_gradient else None
-    return Inputs(q, k, v, grad_out)
+    cache = None if problem.page_size is None else _in_pages(k, v, problem.page_size, generator)
+    weights = None
+    if computes == "values":
+        shape_p = (problem.batch, problem.heads_q, problem.seq_q, problem.seq_kv)
+        weights = torch.rand(shape_p, generator=generator, device=device).to(dtype)
+    return Inputs(q, k, v, grad_out, cache, computes, weights)
+
+
+def _in_pages(k: Tensor, v: Tensor, page_size: int, generator: torch.Generator) -> PagedCache:
+    """A cache whose pages, of all sequences together, lie in random order."""
+    batch, _, seq_kv, _ = k.shape
+    count = -(-seq_kv // page_size)
+    order = torch.randperm(batch * count, generator=generator, device=k.device)
+
+    def pages(tensor: Tensor) -> Tensor:
+        heads, dim = tensor.shape[1], tensor.shape[3]
+        whole = torch.nn.functional.pad(tensor, (0, 0, 0, count * page_size - seq_kv), value=BEHIND_THE_END)
+        by_page = whole.view(batch, heads, count, page_size, dim).transpose(1, 2).reshape(-1, heads, page_size, dim)
+        return torch.empty_like(by_page).index_copy_(0, order, by_page)
+
+    lengths = torch.full((batch,), seq_kv, dtype=torch.int32, device=k.device)
+    return PagedCache(pages(k), pages(v), order.to(torch.int32).view(batch, count), lengths)
 
 
 def same_inputs(problem: Problem, seed: int, inputs: Inputs) -> bool:
     """Whether `inputs` still hold the bits that `make_inputs` drew: a provider must not write to them."""
-    fresh = make_inputs(problem, seed, inputs.q.device)
-    pairs = ((fresh.q, inputs.q), (fresh.k, inputs.k), (fresh.v, inputs.v), (fresh.grad_out, inputs.grad_out))
-    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+    fresh = make_inputs(problem, seed, inputs.q.device, inputs.computes)
+    pairs = zip(_tensors(fresh), _tensors(inputs), strict=True)
+    return all(torch.equal(before, after) for before, after in pairs)
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    return [t for t in (inputs.k, inputs.v, *inputs.arguments, inputs.grad_out) if t is not None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +131,7 @@ def make_operation(problem: Problem, bound: Bound, inputs: Inputs) -> Operation:
 
         def forward() -> Tensor:
             with torch.no_grad():
-                return bound.call(inputs.q, inputs.k, inputs.v)
+                return bound.call(*inputs.arguments)
 
         return Operation(forward, lambda: {"out": forward()})
 

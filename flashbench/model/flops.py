@@ -10,6 +10,9 @@ from flashbench.model.masks import visible_pairs, visible_tiles
 from flashbench.model.schedule import Schedule
 from flashbench.records import Problem
 
+PRODUCTS = {"gemm-qk": "scores", "gemm-pv": "values"}
+"""Algorithms that are one of the two matrix products alone, and what they compute: S = QKᵀ, unscaled, or O = PV of a given P."""
+
 SOFTMAX_OPS = 5
 """Per visible pair: scale, maximum, subtract, exponential, sum (and one division a row, neglected)."""
 
@@ -37,7 +40,7 @@ def backward_flops(problem: Problem, recomputed: bool = True) -> int:
 def useful_flops(problem: Problem, algorithm: str | None = None) -> int:
     """Useful FLOPs of a problem in its mode. `gemm-qk` and `gemm-pv` are one dense product alone: 2 · B · H · Nq · Nk · d."""
     p = problem
-    if algorithm in ("gemm-qk", "gemm-pv"):
+    if algorithm in PRODUCTS:
         return 2 * p.batch * p.heads_q * p.seq_q * p.seq_kv * (p.head_dim if algorithm == "gemm-qk" else p.head_dim_v)
     if p.mode == "backward":
         return backward_flops(p)
@@ -51,8 +54,10 @@ def softmax_ops(problem: Problem) -> int:
     return SOFTMAX_OPS * pairs(problem)
 
 
-def exponentials(problem: Problem) -> int:
-    """Exponentials that the problem needs: one per visible pair and pass (backward computes P again)."""
+def exponentials(problem: Problem, algorithm: str | None = None) -> int:
+    """Exponentials that the problem needs: one per visible pair and pass (backward computes P again); none of a product alone."""
+    if algorithm in PRODUCTS:
+        return 0
     return pairs(problem) * (2 if problem.mode == "forward_backward" else 1)
 
 

@@ -36,10 +36,7 @@ class Cache:
     l2_bytes: int | None = None
     slots: int | None = None
     """Thread blocks that run at a time: SMs x blocks per SM."""
-    in_step: int | None = None
-    """Thread blocks that stream the same rows nearly in step: one on each SM. Those of one SM take turns at its units, and so fall
-    apart. No derivation decides this, a counter did: one head of 524,288 keys (4,096 blocks of 128 queries, two on an SM) read K
-    and V 29 times on an H200, where 264 blocks in step would read them 16 times and 132 blocks 32 times."""
+    sm_count: int | None = None
     l2_partitions: int = 1
     """Parts of the L2 that each cache what the SMs connected to them read, so that data which all SMs read is held in each."""
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from flashbench.errors import UsageError, nearest
+
+MAX_THREADS_PER_SM = 1536
+"""The least of any GPU from sm_80 on (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+REGISTERS_PER_SM = 65536
+RESERVED_BYTES = 1024
+"""Shared memory that CUDA keeps for itself with each thread block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,9 @@ class Schedule:
     block_kv: int = 128
     blocks_per_sm: int = 1
     """Thread blocks that an SM runs at a time."""
+    longest_first: bool = False
+    """Whether causal blocks of queries start in falling order of their length, over all heads whose keys and values fill half of the
+    L2 together."""
     accumulator_bytes: int = 4
     """Bytes of an element of what is accumulated in memory: O in the first FlashAttention's loop, dQ in backward."""
     two_pass_backward: bool = False
@@ -75,3 +86,24 @@ class Schedule:
         for name in self.scaled_copies:
             if name not in SCALABLE:
                 raise UsageError(f"'{name}' is no input that carries the scale (known: {', '.join(SCALABLE)})")
+
+
+def programs_per_sm(shared_bytes: int, shared_limit_bytes: int, num_warps: int, registers: int = 168) -> int:
+    """Thread blocks that an SM holds at a time, at least 1: by shared memory (`shared_limit_bytes` is the most of one block), threads
+    and registers (of a thread, from above)."""
+    by_shared = (shared_limit_bytes + RESERVED_BYTES) // (shared_bytes + RESERVED_BYTES)
+    by_registers = REGISTERS_PER_SM // (registers * 32 * num_warps)
+    return max(1, min(by_shared, by_registers, MAX_THREADS_PER_SM // (32 * num_warps)))
+
+
+def as_launched(schedule: Schedule, launch: Mapping[str, Any] | None, shared_limit_bytes: int | None) -> Schedule:
+    """The schedule with the block shape that a row's `launch` tells, and with as many blocks on an SM as that kernel fits there."""
+    known = {name: value for name, value in (launch or {}).items() if isinstance(value, int)}
+    if not {"block_q", "block_kv"} <= known.keys():
+        return schedule
+    fitting = schedule.blocks_per_sm
+    if shared_limit_bytes and {"shared_bytes", "num_warps", "registers"} <= known.keys():
+        fitting = programs_per_sm(
+            known["shared_bytes"], shared_limit_bytes, known["num_warps"], max(1, known["registers"])
+        )
+    return replace(schedule, block_q=known["block_q"], block_kv=known["block_kv"], blocks_per_sm=fitting)

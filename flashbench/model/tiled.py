@@ -5,7 +5,11 @@ Sizes: d, d_v head dimensions, s bytes of an element. `R` below are rows counted
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 from flashbench.model.interval import Cache, Traffic, lengths, streamed
+from flashbench.model.l2 import L2, Block, Stream, chunk_rows, heads_to_replay, replay, stream_key
 from flashbench.model.masks import key_blocks, query_blocks
 from flashbench.model.schedule import Schedule
 from flashbench.model.tensors import LSE_BYTES, compulsory_bytes, seeing_queries, seen_keys, tensors
@@ -18,40 +22,74 @@ STATISTICS_BYTES = 8
 def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
     """FlashAttention-2 forward: a block holds its queries and runs over the keys; Q read once, O written once.
 
-    K and V are read again by each *wave* of blocks, one on each SM, not by each block: those of a wave stream the same keys nearly
-    in step. A later wave finds the share of one head's K and V that the L2 holds. (Dao 2023, algorithm 1.)
+    K and V are read again where a replay of the launch finds them gone from the L2 (model/l2.py); on a device that is not described,
+    by each *wave* of blocks, those of a wave being in step. (Dao 2023, algorithm 1.)
     """
     p, t = problem, tensors(problem)
-    blocks = key_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_q)
-    row = t.k_row + t.v_row
-    first = seen_keys(p)
     lse = t.rows * LSE_BYTES * schedule.writes_lse
-    by_wave = t.kv_heads * (streamed(blocks, t.group, cache.in_step) - first) * row
-    by_block = t.kv_heads * (t.group * lengths(blocks) - first) * row
     once = compulsory_bytes(p, "forward")
-    estimate = once + lse + cache.again(by_wave, p.seq_kv * row, shared=True)
-    return Traffic(once, round(estimate), once + lse + by_block, t.o + lse)
+    own = schedule.block_q * (t.q_row + t.o_row)
+    again, most = _keys_again(p, cache, schedule, own)
+    return Traffic(once, round(once + lse + again), once + lse + most, t.o + lse)
+
+
+@functools.lru_cache(maxsize=1024)
+def _keys_again(p: Problem, cache: Cache, schedule: Schedule, own: int) -> tuple[float, int]:
+    """Bytes of K and V beyond the first read of each when blocks of queries, `own` bytes each, go over them: estimate, and no reuse."""
+    t = tensors(p)
+    row, first = t.k_row + t.v_row, seen_keys(p)
+    ranges = key_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_q)
+    most = t.kv_heads * (t.group * lengths(ranges) - first) * row
+    if not (cache.l2_bytes and cache.slots and cache.sm_count):
+        return t.kv_heads * (streamed(ranges, t.group, cache.slots) - first) * row, most
+    heads = heads_to_replay(t.q_heads, len(ranges), cache.slots)
+    section = 1
+    if schedule.longest_first:
+        section = t.group
+        if p.mask != "none":
+            section *= max(1, cache.l2_bytes // 2 // (p.seq_kv * row))
+            ranges = ranges[::-1]
+    blocks = [
+        Block(head // t.group, *found, own // 2, own // 2)
+        for start in range(0, heads, section)
+        for found in ranges
+        for head in range(start, min(start + section, heads))
+    ]
+    streams = (Stream(row),)
+    l2 = L2(cache.l2_bytes, cache.l2_partitions)
+    replay(l2, blocks, streams, cache.slots, cache.sm_count, chunk_rows(p.seq_kv, streams, l2.capacity))
+    return min(most, l2.again * t.q_heads / heads), most
 
 
 def forward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
     """FlashAttention (v1) forward: one block per head holds a key block at a time and runs over the queries.
 
-    K and V are read once; Q, O and the row statistics are read for every key block that sees them, and O and the statistics written
-    back; the first pass finds nothing to read. What the heads that run together go over is their working set. (Dao et al. 2022,
-    algorithm 1: Θ(N²d²/M) accesses.)
+    K and V are read once. Q, O and the row statistics are read for every key block that sees them, in whole query blocks, and O and the
+    statistics written back; the first pass finds nothing to read, and the last one writes O as an output and leaves no statistics. What
+    comes between two passes of a row is what the heads that run together go over meanwhile. (Dao et al. 2022, algorithm 1: Θ(N²d²/M)
+    accesses.)
     """
     p, t = problem, tensors(problem)
-    blocks = query_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_kv)
-    again = lengths(blocks) - seeing_queries(p)  # R - R0
     kept_row = p.head_dim_v * schedule.accumulator_bytes + STATISTICS_BYTES
-    passes = t.q_heads * again * (t.q_row + 2 * kept_row)
-    waiting = min(t.q_heads, cache.slots or t.q_heads) * p.seq_q * (t.q_row + kept_row)
+    moved_row = t.q_row + 2 * kept_row
+    together = min(t.q_heads, cache.slots or t.q_heads)
+    passes, through_hbm = 0, 0.0
+    for (_, end_before), (first, end) in itertools.pairwise(_query_tiles(p, schedule)):
+        again = t.q_heads * max(0, min(end_before, end) - first) * moved_row
+        passes += again
+        through_hbm += cache.again(again, together * (end - first) * (t.q_row + kept_row))
     once = compulsory_bytes(p, "forward")
     lse = t.rows * LSE_BYTES * schedule.writes_lse
     kv_again = (t.group - 1) * t.kv_heads * seen_keys(p) * (t.k_row + t.v_row)  # the heads of a group run together
-    written = t.o + lse + cache.again(t.q_heads * again * kept_row, waiting)
-    estimate = once + lse + cache.again(passes, waiting)
-    return Traffic(once, round(estimate), once + lse + passes + kv_again, round(written))
+    written = t.o + lse + through_hbm * kept_row / moved_row
+    return Traffic(once, round(once + lse + through_hbm), once + lse + passes + kv_again, round(written))
+
+
+def _query_tiles(p: Problem, schedule: Schedule) -> list[tuple[int, int]]:
+    """Queries [first, end) that each key block meets, in whole query blocks."""
+    size = schedule.block_q
+    blocks = query_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_kv)
+    return [(first // size * size, min(-(-end // size) * size, p.seq_q)) for first, end in blocks if end > first]
 
 
 def backward_one_block(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
@@ -84,50 +122,84 @@ def _backward_once(p: Problem) -> int:
 def backward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
     """Backward by recomputation: a block holds its keys with dK and dV and runs over the queries of the heads that share them.
 
-    A first kernel reads O and dO and writes delta (fp32). Q, dO, LSE and delta stream by waves. dQ is accumulated in memory: set
-    to zero by one kernel, read and written by each wave of the next, converted by a third, so that all of it passes from kernel to
-    kernel; or, with `two_pass_backward`, computed by a pass of its own with the queries held. (FlashAttention-2, algorithm 2; its
-    public code has these three kernels.)
+    A first kernel reads O and dO, writes delta (fp32) and sets the sums of dQ to zero; Q, dO, LSE and delta stream past the blocks, which
+    add to the sums; a third kernel converts them. What of that goes through HBM a replay of the three says (model/l2.py), and on a
+    device that is not described, waves of blocks in step. With `two_pass_backward` dQ is computed by a pass of its own with the
+    queries held. (FlashAttention-2, algorithm 2; its public code has these three kernels.)
     """
     p, t = problem, tensors(problem)
     row, statistics = t.q_row + t.o_row + 2 * LSE_BYTES, t.rows * LSE_BYTES
+    sums_row = _sums_row(p, schedule)
     first = seeing_queries(p)
-    blocks = query_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_kv)
-    by_wave, by_block = streamed(blocks, 1, cache.in_step), lengths(blocks)
+    ranges = query_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_kv)
+    by_block = lengths(ranges)
     once = _backward_once(p)
     for_delta = t.q_heads * first * t.o_row + 2 * statistics  # dO once more; delta written and read
-    delta_through_hbm = cache.handed_over(2 * t.o)
-    estimate = once + for_delta * delta_through_hbm
-    estimate += cache.again(t.q_heads * (by_wave - first) * row, t.group * p.seq_q * row, shared=True)
-    high = once + for_delta + t.q_heads * (by_block - first) * row
-    written = t.q + t.k + t.v + statistics * delta_through_hbm
-    if schedule.two_pass_backward:
-        dq, dq_high = _dq_pass(p, cache, schedule)
+    # Sums of dQ's own dtype end as dQ, and their last write is counted already.
+    ends = t.rows * sums_row * (2 if schedule.accumulator_bytes != p.element_bytes else 0)
+    most = for_delta + t.q_heads * (by_block - first) * row + ends + t.q_heads * by_block * 2 * sums_row
+    written = t.q + t.k + t.v
+    if cache.l2_bytes and cache.slots and cache.sm_count:
+        again, spilled = _backward_replayed(p, cache, schedule)
     else:
-        size = p.head_dim * schedule.accumulator_bytes
-        # set to zero and converted; one of dQ's own dtype ends as dQ, and its last write is counted already
-        ends = t.rows * size * (2 if schedule.accumulator_bytes != p.element_bytes else 0)
-        between = ends + t.q_heads * first * 2 * size  # zeros read back, and sums written, once
-        waves = t.q_heads * (by_wave - first) * 2 * size  # one head's sums, in one place of the L2, between its waves
-        dq = between * cache.handed_over(t.rows * size) + cache.again(waves, p.seq_q * (size + row))
-        dq_high = ends + t.q_heads * by_block * 2 * size
-        written += dq / 2  # set to zero and accumulated: as much is read
-    return Traffic(once, round(estimate + dq), high + dq_high, round(written))
+        waves = t.q_heads * (streamed(ranges, 1, cache.slots) - first)
+        spilled = (
+            (statistics + (ends + t.q_heads * first * 2 * sums_row) / 2 + waves * sums_row) if sums_row else statistics
+        )
+        again = for_delta - statistics + waves * row + spilled - statistics
+    moved = min(most, again + spilled)
+    share = moved / (again + spilled) if again + spilled else 0.0
+    dq, dq_high = _dq_pass(p, cache, schedule) if schedule.two_pass_backward else (0.0, 0)
+    return Traffic(once, round(once + moved + dq), once + most + dq_high, round(written + spilled * share))
+
+
+def _sums_row(p: Problem, schedule: Schedule) -> int:
+    """Bytes of a row of what is accumulated in memory."""
+    return 0 if schedule.two_pass_backward else p.head_dim * schedule.accumulator_bytes
+
+
+@functools.lru_cache(maxsize=1024)
+def _backward_replayed(p: Problem, cache: Cache, schedule: Schedule) -> tuple[float, float]:
+    """Bytes read again, and bytes of delta and sums written, by the three kernels of a backward pass one after the other."""
+    t = tensors(p)
+    ranges = query_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_kv)
+    sums_row = _sums_row(p, schedule)
+    heads = max(t.group, heads_to_replay(t.q_heads, len(ranges), cache.slots or 1) // t.group * t.group)
+    streams = [Stream(t.q_row + LSE_BYTES), Stream(t.o_row), Stream(LSE_BYTES)]
+    streams += [Stream(sums_row, adds=True)] if sums_row else []
+    assert cache.l2_bytes
+    l2 = L2(cache.l2_bytes, cache.l2_partitions)
+    chunk = chunk_rows(p.seq_q, streams, l2.capacity)
+    chunks = [(head, at) for head in range(heads) for at in range(-(-p.seq_q // chunk))]
+    for head, at in chunks:
+        l2.load(at, stream_key(1, head, at), chunk * t.o_row)
+        l2.pass_by(at, chunk * t.o_row)
+        l2.store(stream_key(2, head, at), chunk * LSE_BYTES)
+        if sums_row:
+            l2.store(stream_key(3, head, at), chunk * sums_row)
+    own = schedule.block_kv * (t.k_row + t.v_row)
+    blocks = [
+        Block(kv_head * t.group + member, *found, own if member == 0 else 0, own if member == t.group - 1 else 0)
+        for kv_head in range(heads // t.group)
+        for found in ranges
+        for member in range(t.group)
+    ]
+    replay(l2, blocks, streams, cache.slots or 1, cache.sm_count or 1, chunk)
+    if sums_row and schedule.accumulator_bytes != p.element_bytes:
+        for head, at in chunks:
+            l2.load(stream_key(3, head, at), stream_key(3, head, at), chunk * sums_row)
+            l2.pass_by(at, chunk * t.q_row)
+    scale = t.q_heads / heads
+    return l2.again * scale, l2.spilled * scale
 
 
 def _dq_pass(p: Problem, cache: Cache, schedule: Schedule) -> tuple[float, int]:
-    """A pass of its own for dQ: Q, dO, LSE and delta once more, K and V streamed by waves of query blocks: (estimate, high)."""
+    """A pass of its own for dQ: Q, dO, LSE and delta once more, K and V streamed past blocks of queries: (estimate, high)."""
     t = tensors(p)
-    blocks = key_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_q)
-    kv_row = t.k_row + t.v_row
     held = t.q_heads * seeing_queries(p) * (t.q_row + t.o_row + 2 * LSE_BYTES)
-    everything = t.q + t.k + t.v + t.o
-    keys = seen_keys(p)
-    by_wave = t.kv_heads * (streamed(blocks, t.group, cache.in_step) - keys) * kv_row
-    by_block = t.q_heads * lengths(blocks) * kv_row
-    first_read = held + t.kv_heads * keys * kv_row
-    waves = cache.again(by_wave, p.seq_kv * kv_row, shared=True)
-    return first_read * cache.handed_over(everything) + waves, held + by_block
+    first_read = held + t.kv_heads * seen_keys(p) * (t.k_row + t.v_row)
+    again, most = _keys_again(p, cache, schedule, schedule.block_q * (t.q_row + t.o_row + t.q_row))
+    return first_read * cache.handed_over(t.q + t.k + t.v + t.o) + again, first_read + most
 
 
 def decode(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:

@@ -1,55 +1,78 @@
-"""The project's own FlashAttention-2 forward kernel in Triton (kernels/flash_v2.py)."""
+"""The project's own FlashAttention-2 in Triton: kernels/flash_v2.py forward, and both variants of kernels/flash_v2_backward.py."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flashbench.providers.spec import Bound, Provider, Unsupported, no_kernel_for_dtype
+from flashbench.model.schedule import Schedule
+from flashbench.providers.spec import Bound, Provider, Unsupported, no_kernel_for_dtype, no_triton
 from flashbench.records import Device, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+BACKWARD_MODES = ("backward", "forward_backward")
+
 
 def _reason(problem: Problem, device: Device) -> str | None:
-    reason = no_kernel_for_dtype(problem, device)
+    reason = no_kernel_for_dtype(problem, device) or no_triton(device)
     if reason:
         return reason
-    if "triton" not in device.versions:
-        return "Triton is not installed; `pip install triton`"
-    if device.kind == "cpu" and not device.triton_interpreter:
-        return "Triton needs a GPU; TRITON_INTERPRET=1 runs it on the CPU to check it, without timing"
-    if device.capability is not None and device.capability < (8, 0):
-        return "needs sm_80 or newer"
-    if problem.mode in ("backward", "forward_backward"):
-        return "flash-v2 has no backward pass yet"
     if not min(problem.head_dim, problem.head_dim_v) >= 16 or max(problem.head_dim, problem.head_dim_v) > 256:
         return f"flash-v2 takes head_dim from 16 to 256, not {problem.head_dim}/{problem.head_dim_v}"
     return None
 
 
+def _reason_one_pass(problem: Problem, device: Device) -> str | None:
+    if problem.mode not in BACKWARD_MODES:
+        return "flash-v2-one-pass differs from flash-v2 in its backward pass only; its forward pass is flash-v2's"
+    return _reason(problem, device)
+
+
+# The tiles are those of an H200 at head dimension 128 in half precision, for a plan made without a device: a row tells those it was
+# launched with, and the models use these. Queries: held by a program of the forward pass and of the one that makes dQ, or passed over by
+# it where one pass makes all gradients; keys: held by a program that makes dK and dV.
 PROVIDERS = (
     Provider(
-        "flash-v2", "flash", "tiled-v2", "FlashAttention-2 forward in portable Triton, this project's own", _reason,
-        "flashbench.providers.flash_v2:bind",
+        "flash-v2", "flash", "tiled-v2", "FlashAttention-2 in portable Triton, this project's own; backward in two passes", _reason,
+        "flashbench.providers.flash_v2:bind", Schedule(block_q=128, block_kv=64, two_pass_backward=True),
+    ),
+    Provider(
+        "flash-v2-one-pass", "flash", "tiled-v2", "the same with its backward pass in one pass, dQ summed in memory", _reason_one_pass,
+        "flashbench.providers.flash_v2:bind_one_pass", Schedule(block_q=64, block_kv=128),
     ),
 )  # fmt: skip
 
 
 def bind(problem: Problem, device: Device) -> Bound:
-    from flashbench.kernels.flash_v2 import flash_v2_forward, launch_figures
+    return _bind(problem, device, "two-pass")
+
+
+def bind_one_pass(problem: Problem, device: Device) -> Bound:
+    return _bind(problem, device, "one-pass")
+
+
+def _bind(problem: Problem, device: Device, backward: str) -> Bound:
+    from flashbench.kernels.flash_v2_autograd import flash_v2
     from flashbench.kernels.interpreter import bf16_works
 
     if device.triton_interpreter and problem.dtype == "bf16" and not bf16_works():
         raise Unsupported("Triton's interpreter multiplies bf16 wrongly here; use fp16 or fp32")
-
     options: dict[str, Any] = {"mask": problem.mask, "precision": "tf32" if problem.dtype == "tf32" else "ieee"}
+    figures = _backward_figures if problem.mode in BACKWARD_MODES else _forward_figures
+    return Bound(partial(flash_v2, **options, backward=backward), launch=partial(figures, options, backward))
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = flash_v2_forward(q, k, v, **options)
-        return out
 
-    def launch(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
-        return launch_figures(q, k, v, **options)
+def _forward_figures(options: dict[str, Any], _: str, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+    from flashbench.kernels.flash_v2 import launch_figures
 
-    return Bound(call, launch=launch)
+    return launch_figures(q, k, v, **options)
+
+
+def _backward_figures(options: dict[str, Any], variant: str, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+    from flashbench.kernels.flash_v2 import flash_v2_forward
+    from flashbench.kernels.flash_v2_gradients import launch_figures, prepare
+
+    out, lse = flash_v2_forward(q, k, v, with_lse=True, **options)
+    return launch_figures(prepare(q, k, v, out, lse, out, variant=variant, **options))

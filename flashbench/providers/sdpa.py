@@ -134,7 +134,6 @@ def _bind(problem: Problem, device: Device, backend_name: str | None) -> Bound:
 
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.attention.bias import CausalBias, causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
     from flashbench.providers.masking import hidden_keys
@@ -149,6 +148,9 @@ def _bind(problem: Problem, device: Device, backend_name: str | None) -> Bound:
     elif problem.mask == "causal" and problem.seq_q == problem.seq_kv:
         options["is_causal"] = True
     elif problem.mask == "causal" and problem.seq_q > 1:
+        # Imported here alone: it brings the compiler with it, which takes seconds.
+        from torch.nn.attention.bias import causal_lower_right
+
         options["attn_mask"] = causal_lower_right(problem.seq_q, problem.seq_kv)
     # One query against a cache sees every key; is_causal would show it the first key only.
 
@@ -175,7 +177,9 @@ def _bind(problem: Problem, device: Device, backend_name: str | None) -> Bound:
         if backend_name is not None:
             return backend_name.removesuffix("_ATTENTION").lower()
         mask = options.get("attn_mask")
-        if isinstance(mask, CausalBias):  # it dispatches by itself, and does not say where to
+        if (
+            mask is not None and type(mask) is not torch.Tensor
+        ):  # a bias, which dispatches by itself and does not say where to
             return None
         chosen = torch._fused_sdp_choice(
             q, k, v, mask, 0.0, options.get("is_causal", False), enable_gqa="enable_gqa" in options

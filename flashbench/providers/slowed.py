@@ -43,6 +43,10 @@ def get(name: str) -> Provider:
     def unsupported(problem: Problem, device: Device) -> str | None:
         if problem.mode not in ("forward", "decode"):
             return "only a forward pass can be slowed: its extra work is no part of the graph"
+        if provider.computes != "attention":
+            return "only attention can be slowed, not a matrix product alone"
+        if problem.page_size is not None:
+            return "a paged cache is not cut into parts, so that nothing is computed a second time"
         if not (0 < queries <= problem.seq_q and 0 < keys <= problem.seq_kv):
             return f"a problem of {problem.seq_q} queries and {problem.seq_kv} keys has no part of {queries} x {keys}"
         return provider.unsupported(problem, device) or provider.unsupported(part(problem, queries, keys), device)

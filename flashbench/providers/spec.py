@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flashbench.model.flops import PRODUCTS
 from flashbench.model.schedule import Schedule
 from flashbench.records import Device, Problem
 
@@ -24,12 +25,18 @@ class Bound:
 
     `call` takes q (batch, heads_q, seq_q, head_dim), k (batch, heads_kv, seq_kv, head_dim) and v (batch, heads_kv, seq_kv,
     head_dim_v) and returns (batch, heads_q, seq_q, head_dim_v) in the inputs' dtype. Backward runs through autograd.
+
+    A provider that computes `scores` takes q and k and returns S = QKᵀ, unscaled, (batch, heads_q, seq_q, seq_kv); one that computes
+    `values` takes such a matrix of weights and v and returns their product.
+
+    Of a problem with a page_size it takes q, k (pages, heads_kv, page_size, head_dim), v (pages, heads_kv, page_size, head_dim_v), the
+    page table (batch, pages of a sequence) and the length of each sequence (batch,), both int32.
     """
 
-    call: Callable[[Tensor, Tensor, Tensor], Tensor]
-    backend: Callable[[Tensor, Tensor, Tensor], str | None] | None = None
+    call: Callable[..., Tensor]
+    backend: Callable[..., str | None] | None = None
     """Names the implementation that these inputs really get, where the library chooses."""
-    launch: Callable[[Tensor, Tensor, Tensor], dict[str, Any]] | None = None
+    launch: Callable[..., dict[str, Any]] | None = None
     """Block shape, warps, registers, spills and shared memory of the kernel for these inputs: the project's own kernels tell."""
 
 
@@ -51,6 +58,11 @@ class Provider:
     source: str | None = None
     """Where a provider of the user's own comes from: `file.py:function`, or `module:function` of an entry point."""
 
+    @property
+    def computes(self) -> str:
+        """attention, or of its two products alone: scores or values. Work, reference and speed-ups go by it."""
+        return PRODUCTS.get(self.algorithm, "attention")
+
     def bind(self, problem: Problem, device: Device) -> Bound:
         """Import the implementation (worker only) and bind it to a problem."""
         module, _, name = self.loader.partition(":")
@@ -70,4 +82,24 @@ def no_kernel_for_dtype(problem: Problem, device: Device) -> str | None:
     capability = device.capability
     if capability is not None and problem.dtype in ("bf16", "tf32") and capability < (8, 0):
         return f"{problem.dtype} needs sm_80 or newer; this GPU is sm_{capability[0]}{capability[1]}"
+    return None
+
+
+def no_product(problem: Problem, device: Device) -> str | None:
+    """Reasons that hold for every provider of one matrix product alone."""
+    if problem.mode != "forward":
+        return f"one matrix product alone has a forward pass only, not {problem.mode}"
+    if problem.mask != "none":
+        return f"one matrix product alone computes every score, and has no mask '{problem.mask}'"
+    return no_kernel_for_dtype(problem, device)
+
+
+def no_triton(device: Device) -> str | None:
+    """Reasons that hold for every Triton kernel."""
+    if "triton" not in device.versions:
+        return "Triton is not installed; `pip install triton`"
+    if device.kind == "cpu" and not device.triton_interpreter:
+        return "Triton needs a GPU; TRITON_INTERPRET=1 runs it on the CPU to check it, without timing"
+    if device.capability is not None and device.capability < (8, 0):
+        return "needs sm_80 or newer"
     return None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from flashbench.errors import UsageError, nearest
-from flashbench.providers import flash_v2, naive, sdpa, tiled, user
+from flashbench.providers import flash_decode, flash_v1, flash_v2, gemm, naive, sdpa, tiled, user
 from flashbench.providers.spec import Provider
 
 PROVIDERS: dict[str, Provider] = {
-    provider.name: provider for family in (naive, tiled, sdpa, flash_v2) for provider in family.PROVIDERS
+    provider.name: provider
+    for family in (naive, tiled, sdpa, flash_v1, flash_v2, flash_decode, gemm)
+    for provider in family.PROVIDERS
 }
 
 

@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashbench.errors import UsageError, nearest
+from flashbench.model.flops import PRODUCTS
 from flashbench.model.traffic import ALGORITHMS
-from flashbench.providers.spec import Bound, Provider, Unsupported
+from flashbench.providers.spec import Bound, Provider, Unsupported, no_product
 from flashbench.records import Device, Problem
 
 if TYPE_CHECKING:
@@ -98,13 +99,17 @@ def entry_points() -> dict[str, Provider]:
     }
 
 
+def _no_pages(problem: Problem, _device: Device) -> str | None:
+    return None if problem.page_size is None else "a function of one's own is given contiguous K and V, no paged cache"
+
+
 def _provider(name: str, source: str, algorithm: str = DEFAULT_ALGORITHM) -> Provider:
     return Provider(
         name=name,
         family="user",
         algorithm=algorithm,
         summary=f"a kernel from {source}",
-        unsupported=lambda _problem, _device: None,
+        unsupported=no_product if algorithm in PRODUCTS else _no_pages,
         loader="flashbench.providers.user:bind",
         source=source,
     )
@@ -122,8 +127,8 @@ def bind(problem: Problem, device: Device, source: str) -> Bound:
         "scale": problem.head_dim**-0.5,
     }
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = function(q, k, v, **arguments)
+    def call(*tensors: Tensor) -> Tensor:
+        out: Tensor = function(*tensors, **arguments)
         return out
 
     return Bound(call)

@@ -34,11 +34,15 @@ PROVIDER_LOOKS = {
     "tiled": Look("#999933", _DASH_DOT_DOT),
     "flash-v1": Look("#332288", _DASH_DOT),
     "flash-v2": Look("#56B4E9", _DASH_DOT),
+    "flash-v2-one-pass": Look("#56B4E9", _DOTS),
     "flash-v3": Look("#882255", _SOLID),
+    "flash-decode": Look("#44AA99", _LONG),
     "flex": Look("#999933", _DASH_DOT),
     "fa2": Look("#0072B2", _DOTS),
     "fa3": Look("#661100", _DOTS),
     "fa4": Look("#AA4499", _DASH_DOT_DOT),
+    "gemm-qk": Look("#117733", _DOTS),
+    "gemm-pv": Look("#117733", _LONG),
 }
 _OTHER_COLOURS = ("#117733", "#AA4499", "#44AA99", "#661100", "#CC6677", "#6699CC", "#000000")
 

@@ -68,6 +68,8 @@ class Point:
     cache_resident: bool
     explanation: str = ""
     """What holds it back, in words, where the metrics have said so."""
+    computes: str = ""
+    """attention, or one of its products alone: scores or values; an empty text where the metrics do not say."""
 
     @property
     def seq_len(self) -> int:
@@ -202,6 +204,7 @@ _TEXT = frozenset(
         "regime",
         "reference",
         "explanation",
+        "computes",
     }
 )
 _WHOLE = frozenset({"batch", "heads_q", "heads_kv", "seq_q", "seq_kv", "head_dim", "head_dim_v"})

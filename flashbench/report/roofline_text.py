@@ -79,6 +79,7 @@ def footer(selection: Selection, scale: Scale) -> list[str]:
         "y counts the products of visible (query, key) pairs only: causal its triangle, backward five products (2.5 times forward at d\u00a0=\u00a0d_v). "
         "x divides them by HBM bytes that are modelled, not counted; a thin bar spans no reuse to compulsory traffic."
     )
+    counted += _alone(points)
     if scale.with_l2:
         counted += " Small crosses: the same points over the bytes that the L2 hands out (modelled: every block reads for itself)."
         l2 = [c for s in SOURCES if (c := bandwidth(own, s, scale.regime, "l2"))]
@@ -100,6 +101,15 @@ def footer(selection: Selection, scale: Scale) -> list[str]:
     markers += [f"No {dtype} peak on {own.label}, so no roof for it." for dtype in without_peak(own, scale.dtypes)]
     caption = selection.caption()
     return [" ".join(where), counted, " ".join(markers), *([caption] if caption else [])]
+
+
+def _alone(points: Sequence[Point]) -> str:
+    """A sentence that names the providers which compute no attention, or an empty text."""
+    names = {
+        p.provider: {"scores": "QKᵀ", "values": "PV"}[p.computes] for p in points if p.computes in ("scores", "values")
+    }
+    listed = ", ".join(f"{name} {product}" for name, product in sorted(names.items()))
+    return f" No attention but one product alone, counted as such: {listed}." if names else ""
 
 
 def _conditions(machine: Machine) -> str:

@@ -32,8 +32,8 @@ RULE = {
 """How a trial is timed: a fifth of a second each, since what counts is the difference between shapes timed in turn."""
 MOST_SPILLS = 256
 """Spilled words a thread beyond which a shape is not timed. Some spill outside of the long loop and lose nothing."""
-HOPELESS = 1.3
-"""A shape this much slower than the best in the first round is not timed again."""
+HOPELESS = 1.4
+"""A shape this much slower than the best on the problems so far is not timed on the rest."""
 MOST_WORKERS = 12
 
 
@@ -63,15 +63,19 @@ def workers() -> int:
 
 
 def check_all(tuned: Sequence[Entry], device: Device, settings: dict[str, Any]) -> Iterator[Found]:
-    """Compile and check every shape, several workers at a time; a shape that hangs or crashes takes only its worker with it."""
+    """Compile and check every shape, several workers at a time; a shape that hangs or crashes takes only its worker with it.
+
+    What follows of a shape that is out is left out.
+    """
     jobs: queue.SimpleQueue[tuple[Entry, BlockShape, Problem]] = queue.SimpleQueue()
     total = 0
     for entry in tuned:
         for job in checks(entry, device.kind):
             jobs.put(job)
             total += 1
-    found: queue.Queue[Found | BaseException] = queue.Queue()
+    found: queue.Queue[Found | BaseException | None] = queue.Queue()
     stopped = threading.Event()
+    lost: set[tuple[Entry, BlockShape]] = set()
 
     def serve() -> None:
         worker: WorkerProcess | None = None
@@ -81,12 +85,18 @@ def check_all(tuned: Sequence[Entry], device: Device, settings: dict[str, Any]) 
                     entry, shape, problem = jobs.get_nowait()
                 except queue.Empty:
                     return
+                if (entry, shape) in lost:
+                    found.put(None)
+                    continue
                 worker = worker or WorkerProcess().start(device, settings)
                 answer = _ask(worker, "check", entry, shape, problem, CHECK_SECONDS, stopped)
                 if answer["status"] in ("crashed", "timeout"):
                     worker.stop()
                     worker = None
-                found.put(Found(entry, shape, problem, None, answer))
+                one = Found(entry, shape, problem, None, answer)
+                if one.dropped:
+                    lost.add((entry, shape))
+                found.put(one)
         except BaseException as error:
             found.put(error)
         finally:
@@ -101,7 +111,8 @@ def check_all(tuned: Sequence[Entry], device: Device, settings: dict[str, Any]) 
             one = found.get()
             if isinstance(one, BaseException):
                 raise one
-            yield one
+            if one is not None:
+                yield one
     finally:
         stopped.set()
         for thread in threads:
@@ -139,10 +150,10 @@ def time_all(
                         else:
                             out.add((entry, shape))
                         yield Found(entry, shape, problem, number, answer)
+                    out |= {(entry, shape) for shape, ratio in rank(times_ms[entry]) if ratio > HOPELESS}
             finally:
                 if worker is not None:
                     worker.stop()
-            out |= {(entry, shape) for entry in tuned for shape, ratio in rank(times_ms[entry]) if ratio > HOPELESS}
 
 
 def _ask(

@@ -17,7 +17,8 @@ CHECK_POSITIONS = {"cuda": 512, "cpu": 128}
 """Length of the small problem on which a shape is checked; the remainder by the largest block is added, so that it compiles alike."""
 LARGEST_BLOCK = 256
 QUERY_HEADS_PER_KV_HEAD = 8
-"""In decode."""
+DECODE_TOKENS = 16
+"""In decode, a query reads all the keys of its sequence: eight query heads share them, and there are more sequences than elsewhere."""
 
 
 class TuningUnavailable(FlashbenchError):
@@ -75,6 +76,8 @@ def entries(wanted: Wanted, device: Device) -> list[Entry]:
 
 
 def _width(kernel: str, dtype: str, head_dim: int, device: Device, wide: bool) -> int:
+    if device.kind == "cpu":  # nothing is written, and the interpreter's one list is for all widths
+        return padded(head_dim)
     try:
         return address(device.capability, dtype, head_dim, kernel)[2]
     except UsageError:
@@ -90,7 +93,8 @@ def _problems(wanted: Wanted, kernel: str, dtype: str, head_dim: tuple[int, int]
     for seq_len in wanted.seq_lens:
         for mask in ("none",) if mode == "decode" else wanted.masks:
             seq_q = 1 if mode == "decode" else seq_len
-            batch = max(1, wanted.tokens // seq_len)
+            tokens = wanted.tokens * (DECODE_TOKENS if mode == "decode" else 1)
+            batch = max(1, tokens // seq_len)
             yield Problem(batch, heads, heads_kv, seq_q, seq_len, *head_dim, dtype, mask, mode)
 
 
@@ -105,18 +109,15 @@ def _entry(kernel: str, kind: str, width: int, problems: tuple[Problem, ...], de
         except UsageError:
             if device.kind == "cuda" and not wide:
                 raise
-    has_descriptors = capability is None or capability[0] in (9, 10, 11)
-    tried = dict.fromkeys([*known, *(grid(has_descriptors, width) if wide else ())])
-    shapes = tuple(shape for shape in tried if all(_can_run(shape, kernel, problem, device) for problem in problems))
+    has_descriptors = capability is None or family(capability) != "sm_80"
+    tried = dict.fromkeys([*known, *(grid(TUNABLE[kernel], has_descriptors, width) if wide else ())])
+    readable = has_descriptors and not any(
+        head_dim * problem.element_bytes % 16
+        for problem in problems
+        for head_dim in (problem.head_dim, problem.head_dim_v)
+    )
+    shapes = tuple(shape for shape in tried if shape.descriptors <= readable)
     return Entry(kernel, family(capability), kind, width, tuple(known), shapes, problems)
-
-
-def _can_run(shape: BlockShape, kernel: str, problem: Problem, device: Device) -> bool:
-    rows = {problem.head_dim * problem.element_bytes, problem.head_dim_v * problem.element_bytes}
-    if shape.descriptors and any(row % 16 for row in rows):
-        return False
-    need = TUNABLE[kernel].need(shape, device.capability, problem.dtype, problem.head_dim, problem.head_dim_v)
-    return device.shared_bytes_per_block is None or need <= device.shared_bytes_per_block
 
 
 def small(problem: Problem, kind: str) -> Problem:
@@ -127,14 +128,17 @@ def small(problem: Problem, kind: str) -> Problem:
 
     kv_heads = min(2, problem.heads_kv)
     seq_kv = length(problem.seq_kv)
+    mask = problem.mask
+    if problem.window is not None:  # one that shows every key is compiled as causal, and the others as windows
+        mask = "causal" if problem.window >= problem.seq_kv else f"window:{min(problem.window, max(1, seq_kv // 2))}"
     return replace(
         problem,
-        batch=min(2, problem.batch),
+        batch=2,
         heads_q=kv_heads * (problem.heads_q // problem.heads_kv),
         heads_kv=kv_heads,
         seq_q=length(problem.seq_q),
         seq_kv=seq_kv,
-        mask=problem.mask if problem.window is None else f"window:{min(problem.window, max(1, seq_kv // 2))}",
+        mask=mask,
     )
 
 

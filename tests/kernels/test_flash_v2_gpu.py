@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from forward_runs import elements_written_beyond_the_end, forward_errors
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from problems import LARGE, SMALL, AttentionProblem, attention, inputs, reference
 
 from flashbench.kernels.blocks import candidate_blocks, shared_bytes
@@ -50,6 +52,37 @@ def test_every_candidate_block_shape_is_right(head_dim: int, dtype: str, mask: s
     assert wrong == {}
 
 
+VARIANTS = (
+    ("bf16", "64", "dense"), ("bf16", "128", "transposed"), ("bf16", "256", "dense"), ("bf16", "192/128", "packed"), ("bf16", "72", "sliced"),
+    ("fp16", "64", "packed"), ("fp16", "128", "channels-first"), ("tf32", "64", "dense"), ("fp32", "128", "transposed"), ("fp32", "40", "sliced"),
+)  # fmt: skip
+"""What the kernel is compiled anew for, a few of each: within one the sizes vary, which costs no compilation."""
+lengths = st.integers(1, 600)
+sizes = st.fixed_dictionaries(
+    {
+        "group": st.integers(1, 4),
+        "heads_kv": st.integers(1, 3),
+        "batch": st.integers(1, 3),
+        "seq": st.one_of(lengths.map(str), st.builds("{}/{}".format, lengths, lengths)),
+        "mask": st.one_of(st.sampled_from(["none", "causal"]), st.integers(1, 700).map("window:{}".format)),
+        "scale": st.one_of(st.none(), st.floats(0.01, 1)),
+    }
+)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=sizes, seed=st.integers(0, 2**16))
+def test_problems_of_any_size_agree_with_plain_attention(variant: tuple[str, str, str], drawn: dict, seed: int) -> None:
+    """250 problems in all."""
+    dtype, dim, layout = variant
+    heads = f"{drawn['group'] * drawn['heads_kv']}/{drawn['heads_kv']}"
+    rest = {name: drawn[name] for name in ("batch", "mask", "scale")}
+    case = attention("drawn", heads, drawn["seq"], dim, dtype=dtype, layouts=(layout,) * 3, **rest)
+    found = forward_errors(case, device="cuda", seed=seed)
+    assert found.acceptable, (case, found)
+
+
 def test_offsets_beyond_two_to_the_31_elements_do_not_wrap() -> None:
     """KF-08: 2.2e9 elements a tensor; the last batch, beyond the limit, must come out as it does alone, and right."""
     from flashbench.kernels.flash_v2 import flash_v2_forward
@@ -66,6 +99,7 @@ def test_offsets_beyond_two_to_the_31_elements_do_not_wrap() -> None:
 
 @pytest.mark.parametrize("batch", [10922, 10923])
 def test_more_heads_than_65535_are_all_computed(batch: int) -> None:
+    """KF-09: two of the grid's axes end at 65,535, and a launch beyond may do nothing and say nothing."""
     from flashbench.kernels.flash_v2 import flash_v2_forward
 
     q, k, v = inputs(attention("KF-09", "6", "32", "16", batch=batch), "cuda")

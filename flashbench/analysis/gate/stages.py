@@ -42,4 +42,8 @@ def overall(comparisons: Sequence[Comparison]) -> tuple[int, str]:
 
 
 def _with_rates(side: Side) -> Side:
-    return with_tflops(side, lambda key: useful_flops(Case.from_key(key).problem))
+    def work(key: str) -> float:
+        case = Case.from_key(key)
+        return useful_flops(case.problem, case.provider)  # a product alone is called as its algorithm is
+
+    return with_tflops(side, work)

@@ -1,0 +1,156 @@
+"""Which of the rows that many thread blocks read are still in the L2: a launch replayed through a small model of the cache.
+
+What decides is the order of the accesses. The blocks of a wave go over the same rows nearly in step and share one read; a head whose
+blocks lie in two waves is read again, unless little passed in between. A formula for that has as many cases as there are masks,
+orders and shapes; the replay has none. It takes the size of the L2, its partitions and the number of SMs from the device and the
+blocks from the kernel, and nothing is fitted:
+
+- Blocks are handed out in order to the places that the SMs have, and each goes over its rows at one pace.
+- Rows move in chunks. Each partition of the L2 keeps the most recently used ones; it has half of the L2 where there are two, because
+  what SMs on both sides read is held twice (NVIDIA, A100 Tensor Core GPU Architecture, 2020). Sums lie in one of them.
+- A chunk that was written leaves for HBM when it is pushed out. One that nobody pushes out before the last kernel has read it costs
+  no HBM byte.
+
+It knows nothing of chance: real blocks drift apart, which costs reads over very long rows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CHUNKS = 16
+"""Chunks in which the rows of a head move, at least."""
+LEAST_CHUNK = 64
+SHARE = 8
+"""Chunks of a head's streams that a partition holds at the least: coarser ones would push each other out."""
+WAVES = 12
+"""Waves of blocks after which a launch is taken to go on as it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A thread block: the rows [first, end) of the streams of `head` that it goes over, and the bytes that it alone reads and writes."""
+
+    head: int
+    first: int
+    end: int
+    reads: int
+    writes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Rows that many blocks go over: read, or read and added to."""
+
+    row_bytes: int
+    adds: bool = False
+
+
+class L2:
+    """The chunks that each partition holds, in the order of their use; and what it cost. Keys are integers."""
+
+    def __init__(self, size_bytes: int, partitions: int) -> None:
+        self.capacity = size_bytes / partitions
+        self.again = 0
+        """HBM bytes read of chunks that had been in the L2 before."""
+        self.spilled = 0
+        """HBM bytes of `store` and `add` pushed out."""
+        self._parts: list[OrderedDict[int, tuple[int, bool]]] = [OrderedDict() for _ in range(partitions)]
+        self._used = [0] * partitions
+        self._seen: set[int] = set()
+        self._passing = 0
+
+    def load(self, side: int, key: int, size: int) -> None:
+        """Read by an SM of one side."""
+        part = self._parts[side % len(self._parts)]
+        if key in part:
+            part.move_to_end(key)
+            return
+        if key in self._seen:
+            if not any(key in other for other in self._parts):
+                self.again += size
+        else:
+            self._seen.add(key)
+        self._keep(side % len(self._parts), key, size, dirty=False)
+
+    def store(self, key: int, size: int) -> None:
+        """Written whole, so never read first."""
+        self._seen.add(key)
+        self._keep(key % len(self._parts), key, size, dirty=True)
+
+    def add(self, key: int, size: int) -> None:
+        """Read, changed and written, in the one place where it lies."""
+        if key not in self._parts[key % len(self._parts)] and key in self._seen:
+            self.again += size
+        self.store(key, size)
+
+    def pass_by(self, side: int, size: int) -> None:
+        """Bytes that nobody touches again, but that push others out."""
+        if size:
+            self._passing -= 1
+            self._keep(side % len(self._parts), self._passing, size, dirty=False)
+
+    def _keep(self, place: int, key: int, size: int, dirty: bool) -> None:
+        part = self._parts[place]
+        if key in part:
+            part[key] = (size, dirty or part[key][1])
+            part.move_to_end(key)
+            return
+        part[key] = (size, dirty)
+        self._used[place] += size
+        while self._used[place] > self.capacity and len(part) > 1:
+            _, (gone, was_dirty) = part.popitem(last=False)
+            self._used[place] -= gone
+            self.spilled += gone * was_dirty
+
+
+def chunk_rows(rows: int, streams: Sequence[Stream], capacity: float) -> int:
+    """Rows of a chunk of a head's `rows`: a power of two."""
+    row_bytes = sum(stream.row_bytes for stream in streams)
+    chunk = LEAST_CHUNK
+    while 2 * chunk * CHUNKS <= rows and 2 * chunk * row_bytes * SHARE <= capacity:
+        chunk *= 2
+    return chunk
+
+
+def replay(l2: L2, blocks: Sequence[Block], streams: Sequence[Stream], slots: int, sm_count: int, chunk: int) -> None:
+    """Run a launch of `blocks` on `slots` places through the cache."""
+    waiting = iter(blocks)
+
+    def start(slot: int) -> tuple[Block, int, int] | None:
+        block = next(waiting, None)
+        if block is None:
+            return None
+        l2.pass_by(slot % sm_count, block.reads)
+        return block, block.first // chunk, -(-block.end // chunk)
+
+    running = [start(slot) for slot in range(min(slots, len(blocks)))]
+    while any(running):
+        for slot, state in enumerate(running):
+            if state is None:
+                continue
+            block, at, end = state
+            if at < end:
+                for number, stream in enumerate(streams):
+                    key, size = stream_key(number, block.head, at), chunk * stream.row_bytes
+                    if stream.adds:
+                        l2.add(key, size)
+                    else:
+                        l2.load(slot % sm_count, key, size)
+            if at + 1 < end:
+                running[slot] = (block, at + 1, end)
+            else:
+                l2.pass_by(slot % sm_count, block.writes)
+                running[slot] = start(slot)
+
+
+def stream_key(stream: int, head: int, chunk: int) -> int:
+    """A chunk's name. Neighbours lie in different partitions."""
+    return (stream << 60) + (head << 30) + chunk
+
+
+def heads_to_replay(heads: int, blocks_per_head: int, slots: int) -> int:
+    """Heads whose blocks stand for those of all: enough for the launch to have found its pace."""
+    return min(heads, -(-WAVES * slots // blocks_per_head))
