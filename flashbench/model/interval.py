@@ -34,8 +34,6 @@ class Cache:
     """What of a device the byte models use; None means not known, and then nothing is assumed to stay in the L2."""
 
     l2_bytes: int | None = None
-    slots: int | None = None
-    """Thread blocks that run at a time: SMs x blocks per SM."""
     sm_count: int | None = None
     l2_partitions: int = 1
     """Parts of the L2 that each cache what the SMs connected to them read, so that data which all SMs read is held in each."""
@@ -50,6 +48,15 @@ class Cache:
             return reads
         held = self.l2_bytes / (self.l2_partitions if shared else 1)
         return reads * max(0.0, 1 - held / working_set)
+
+    def places(self, blocks_per_sm: int) -> int | None:
+        """Thread blocks that run at a time."""
+        return self.sm_count * blocks_per_sm if self.sm_count else None
+
+    def cycled(self, reads: float, working_set: float) -> float:
+        """HBM bytes of `reads` bytes that are read or written again, each after all of `working_set` has been: least-recently-used,
+        all of them or none."""
+        return reads if not self.l2_bytes or working_set > self.l2_bytes else 0.0
 
     def handed_over(self, matrix: float) -> float:
         """Share of a matrix that goes through HBM when one kernel writes it and the next reads it, in order, writing another as large.

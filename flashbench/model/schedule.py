@@ -19,8 +19,8 @@ RESERVED_BYTES = 1024
 class Pass:
     """Kernels of their own over the scores: (matrices read, matrices written) in either direction."""
 
-    forward: tuple[int, int]
-    backward: tuple[int, int]
+    forward: tuple[float, float]
+    backward: tuple[float, float]
     masked: bool = False
     """Made only where the problem has a mask."""
 
@@ -33,6 +33,11 @@ PASSES = {
     # PyTorch's softmax backward on CUDA first stores the product of dP and P (softmax_backward_cuda_out in SoftMax.cu): one more
     # matrix written, and it and P read again. Its CPU kernel does not; what is predicted for a CPU is a matrix too much.
     "grad_product": Pass((0, 0), (2, 1)),
+    # PyTorch's math backend (_safe_softmax in attention.cpp): which weights come of a score of -inf (a truth value each), whether all of
+    # a row do (those read), and weights or zeros written again.
+    "safe_softmax": Pass((2.25, 1.25), (0, 0)),
+    # It returns the weights in the dtype of the inputs, too: half as wide as the fp32 that it works in.
+    "returned_weights": Pass((1, 0.5), (0, 0)),
     # Scores filled in place through a view: PyTorch's AsStridedBackward writes zeros and copies the gradient over them, CopySlices
     # (autograd/functions/tensor.cpp) copies it, clones it, and copies the result back, and masked_fill clones once more: five
     # copies and the zeros, beside the fill itself.
@@ -41,6 +46,7 @@ PASSES = {
 """What a materialised form may run beside its products and its softmax. Dropout also moves a mask of its own, a byte an element."""
 
 SCALABLE = ("q", "k")
+COPIED_BACKWARD = ("o", "d_o")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,8 @@ class Schedule:
     block_q: int = 128
     block_kv: int = 128
     blocks_per_sm: int = 1
-    """Thread blocks that an SM runs at a time."""
+    """Thread blocks that an SM runs at a time, forward."""
+    backward_blocks_per_sm: int = 1
     longest_first: bool = False
     """Whether causal blocks of queries start in falling order of their length, over all heads whose keys and values fill half of the
     L2 together."""
@@ -71,18 +78,23 @@ class Schedule:
     """Extra passes over the scores, of PASSES."""
     scaled_copies: tuple[str, ...] = ()
     """Inputs, q or k, that plain attention first writes again, multiplied by the scale (or its root)."""
+    backward_copies: tuple[str, ...] = ()
+    """Tensors, o or d_o, that backward first writes again, because it wants another layout than autograd hands over."""
     stored_blocks: bool = False
     """Whether the scores of a block, over all heads, are tensors in memory, as in a loop of library calls."""
     score_bytes: int | None = None
     """Bytes of a stored score; by default those of the problem's dtype, and 2 for fp8."""
 
     def __post_init__(self) -> None:
-        for name in ("block_q", "block_kv", "blocks_per_sm", "accumulator_bytes"):
+        for name in ("block_q", "block_kv", "blocks_per_sm", "backward_blocks_per_sm", "accumulator_bytes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in self.passes:
             if name not in PASSES:
                 raise UsageError(f"unknown pass '{name}'{nearest(name, PASSES)} (known: {', '.join(PASSES)})")
+        for name in self.backward_copies:
+            if name not in COPIED_BACKWARD:
+                raise UsageError(f"'{name}' is not copied by a backward pass (known: {', '.join(COPIED_BACKWARD)})")
         for name in self.scaled_copies:
             if name not in SCALABLE:
                 raise UsageError(f"'{name}' is no input that carries the scale (known: {', '.join(SCALABLE)})")

@@ -29,20 +29,23 @@ def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traff
     lse = t.rows * LSE_BYTES * schedule.writes_lse
     once = compulsory_bytes(p, "forward")
     own = schedule.block_q * (t.q_row + t.o_row)
-    again, most = _keys_again(p, cache, schedule, own)
+    again, most = _keys_again(p, cache, schedule, schedule.blocks_per_sm, own)
     return Traffic(once, round(once + lse + again), once + lse + most, t.o + lse)
 
 
 @functools.lru_cache(maxsize=1024)
-def _keys_again(p: Problem, cache: Cache, schedule: Schedule, own: int) -> tuple[float, int]:
+def _keys_again(
+    p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int, own: int
+) -> tuple[float, int]:
     """Bytes of K and V beyond the first read of each when blocks of queries, `own` bytes each, go over them: estimate, and no reuse."""
     t = tensors(p)
     row, first = t.k_row + t.v_row, seen_keys(p)
     ranges = key_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_q)
     most = t.kv_heads * (t.group * lengths(ranges) - first) * row
-    if not (cache.l2_bytes and cache.slots and cache.sm_count):
-        return t.kv_heads * (streamed(ranges, t.group, cache.slots) - first) * row, most
-    heads = heads_to_replay(t.q_heads, len(ranges), cache.slots)
+    slots = cache.places(blocks_per_sm)
+    if not (cache.l2_bytes and cache.sm_count and slots):
+        return t.kv_heads * (streamed(ranges, t.group, slots) - first) * row, most
+    heads = heads_to_replay(t.q_heads, len(ranges), slots)
     section = 1
     if schedule.longest_first:
         section = t.group
@@ -57,7 +60,7 @@ def _keys_again(p: Problem, cache: Cache, schedule: Schedule, own: int) -> tuple
     ]
     streams = (Stream(row),)
     l2 = L2(cache.l2_bytes, cache.l2_partitions)
-    replay(l2, blocks, streams, cache.slots, cache.sm_count, chunk_rows(p.seq_kv, streams, l2.capacity))
+    replay(l2, blocks, streams, slots, cache.sm_count, chunk_rows(p.seq_kv, streams, l2.capacity))
     return min(most, l2.again * t.q_heads / heads), most
 
 
@@ -72,12 +75,12 @@ def forward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traf
     p, t = problem, tensors(problem)
     kept_row = p.head_dim_v * schedule.accumulator_bytes + STATISTICS_BYTES
     moved_row = t.q_row + 2 * kept_row
-    together = min(t.q_heads, cache.slots or t.q_heads)
+    together = min(t.q_heads, cache.places(schedule.blocks_per_sm) or t.q_heads)
     passes, through_hbm = 0, 0.0
     for (_, end_before), (first, end) in itertools.pairwise(_query_tiles(p, schedule)):
         again = t.q_heads * max(0, min(end_before, end) - first) * moved_row
         passes += again
-        through_hbm += cache.again(again, together * (end - first) * (t.q_row + kept_row))
+        through_hbm += cache.cycled(again, together * (end - first) * (t.q_row + kept_row))
     once = compulsory_bytes(p, "forward")
     lse = t.rows * LSE_BYTES * schedule.writes_lse
     kv_again = (t.group - 1) * t.kv_heads * seen_keys(p) * (t.k_row + t.v_row)  # the heads of a group run together
@@ -104,12 +107,12 @@ def backward_one_block(problem: Problem, cache: Cache, schedule: Schedule) -> Tr
     row = t.q_row + t.o_row + 2 * LSE_BYTES
     dq_row = p.head_dim * schedule.accumulator_bytes
     passes = t.q_heads * again * (row + 2 * dq_row)
-    waiting = min(t.q_heads, cache.slots or t.q_heads) * p.seq_q * (row + dq_row)
+    waiting = min(t.q_heads, cache.places(schedule.backward_blocks_per_sm) or t.q_heads) * p.seq_q * (row + dq_row)
     once = _backward_once(p)
     delta = t.rows * LSE_BYTES
     kv_again = 2 * (t.group - 1) * t.kv_heads * seen_keys(p) * (t.k_row + t.v_row)
-    written = t.q + t.k + t.v + delta + cache.again(t.q_heads * again * dq_row, waiting)
-    estimate = once + delta + cache.again(passes, waiting)
+    written = t.q + t.k + t.v + delta + cache.cycled(t.q_heads * again * dq_row, waiting)
+    estimate = once + delta + cache.cycled(passes, waiting)
     return Traffic(once, round(estimate), once + delta + passes + kv_again, round(written))
 
 
@@ -139,10 +142,10 @@ def backward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Tra
     ends = t.rows * sums_row * (2 if schedule.accumulator_bytes != p.element_bytes else 0)
     most = for_delta + t.q_heads * (by_block - first) * row + ends + t.q_heads * by_block * 2 * sums_row
     written = t.q + t.k + t.v
-    if cache.l2_bytes and cache.slots and cache.sm_count:
+    if cache.l2_bytes and cache.sm_count:
         again, spilled = _backward_replayed(p, cache, schedule)
     else:
-        waves = t.q_heads * (streamed(ranges, 1, cache.slots) - first)
+        waves = t.q_heads * (streamed(ranges, 1, cache.places(schedule.backward_blocks_per_sm)) - first)
         spilled = (
             (statistics + (ends + t.q_heads * first * 2 * sums_row) / 2 + waves * sums_row) if sums_row else statistics
         )
@@ -150,7 +153,10 @@ def backward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Tra
     moved = min(most, again + spilled)
     share = moved / (again + spilled) if again + spilled else 0.0
     dq, dq_high = _dq_pass(p, cache, schedule) if schedule.two_pass_backward else (0.0, 0)
-    return Traffic(once, round(once + moved + dq), once + most + dq_high, round(written + spilled * share))
+    copies = len(schedule.backward_copies) * t.o  # as large each; written, and read by the first kernel in place of the original
+    copied = copies * cache.handed_over(t.o)
+    estimate = once + moved + dq + 2 * copied
+    return Traffic(once, round(estimate), once + most + dq_high + 2 * copies, round(written + spilled * share + copied))
 
 
 def _sums_row(p: Problem, schedule: Schedule) -> int:
@@ -164,10 +170,12 @@ def _backward_replayed(p: Problem, cache: Cache, schedule: Schedule) -> tuple[fl
     t = tensors(p)
     ranges = query_blocks(p.mask, p.seq_q, p.seq_kv, schedule.block_kv)
     sums_row = _sums_row(p, schedule)
-    heads = max(t.group, heads_to_replay(t.q_heads, len(ranges), cache.slots or 1) // t.group * t.group)
+    assert cache.l2_bytes
+    assert cache.sm_count
+    slots = cache.sm_count * schedule.backward_blocks_per_sm
+    heads = max(t.group, heads_to_replay(t.q_heads, len(ranges), slots) // t.group * t.group)
     streams = [Stream(t.q_row + LSE_BYTES), Stream(t.o_row), Stream(LSE_BYTES)]
     streams += [Stream(sums_row, adds=True)] if sums_row else []
-    assert cache.l2_bytes
     l2 = L2(cache.l2_bytes, cache.l2_partitions)
     chunk = chunk_rows(p.seq_q, streams, l2.capacity)
     chunks = [(head, at) for head in range(heads) for at in range(-(-p.seq_q // chunk))]
@@ -178,13 +186,18 @@ def _backward_replayed(p: Problem, cache: Cache, schedule: Schedule) -> tuple[fl
         if sums_row:
             l2.store(stream_key(3, head, at), chunk * sums_row)
     own = schedule.block_kv * (t.k_row + t.v_row)
+    section = 1
+    if schedule.longest_first and p.mask != "none":  # the first keys are those that most queries see
+        section = max(1, cache.l2_bytes // 2 // (t.group * p.seq_q * (t.q_row + t.o_row + sums_row)))
+    kv_heads = heads // t.group
     blocks = [
         Block(kv_head * t.group + member, *found, own if member == 0 else 0, own if member == t.group - 1 else 0)
-        for kv_head in range(heads // t.group)
+        for start in range(0, kv_heads, section)
         for found in ranges
+        for kv_head in range(start, min(start + section, kv_heads))
         for member in range(t.group)
     ]
-    replay(l2, blocks, streams, cache.slots or 1, cache.sm_count or 1, chunk)
+    replay(l2, blocks, streams, slots, cache.sm_count, chunk)
     if sums_row and schedule.accumulator_bytes != p.element_bytes:
         for head, at in chunks:
             l2.load(stream_key(3, head, at), stream_key(3, head, at), chunk * sums_row)
@@ -198,7 +211,8 @@ def _dq_pass(p: Problem, cache: Cache, schedule: Schedule) -> tuple[float, int]:
     t = tensors(p)
     held = t.q_heads * seeing_queries(p) * (t.q_row + t.o_row + 2 * LSE_BYTES)
     first_read = held + t.kv_heads * seen_keys(p) * (t.k_row + t.v_row)
-    again, most = _keys_again(p, cache, schedule, schedule.block_q * (t.q_row + t.o_row + t.q_row))
+    own = schedule.block_q * (2 * t.q_row + t.o_row)
+    again, most = _keys_again(p, cache, schedule, schedule.backward_blocks_per_sm, own)
     return first_read * cache.handed_over(t.q + t.k + t.v + t.o) + again, first_read + most
 
 
@@ -211,12 +225,12 @@ def decode(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
     p, t = problem, tensors(problem)
     once = compulsory_bytes(p, "forward")
     keys = seen_keys(p)
-    splits = min(-(-keys // schedule.block_kv), -(-(cache.slots or 1) // t.kv_heads))
+    splits = min(-(-keys // schedule.block_kv), -(-(cache.places(schedule.blocks_per_sm) or 1) // t.kv_heads))
     parts = 2 * splits * t.rows * (p.head_dim_v * 4 + LSE_BYTES) if splits > 1 else 0
     page = p.page_size or 1
     whole = -(-p.seq_kv // page) * page - (p.seq_kv - keys) // page * page
     kv_high = t.q_heads * whole * (t.k_row + t.v_row) - t.kv_heads * keys * (t.k_row + t.v_row)
     tables = (t.kv_heads - 1) * t.side
-    parts_through_hbm = cache.again(parts, parts)
+    parts_through_hbm = parts * cache.handed_over(parts / 2)
     high = once + parts + kv_high + tables
     return Traffic(once, round(once + parts_through_hbm), high, round(t.o + parts_through_hbm / 2))

@@ -1,7 +1,7 @@
 """HBM bytes that an algorithm moves for a problem, as an interval with an estimate inside; and arithmetic intensity.
 
-No constant here is fitted: each comes from the algorithm or the device. One assumption was chosen by a counter, and says so
-(`interval.Cache.in_step`). A CPU, whose caches and cores are not described, gets the estimate without an L2.
+No constant here is fitted: each comes from the algorithm or the device. What an L2 keeps of the rows that many blocks read is
+replayed (model/l2.py). A CPU, whose caches and cores are not described, gets the estimate without an L2.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def traffic(
     if problem.mode not in counts:
         raise UsageError(f"algorithm '{algorithm}' has no {problem.mode} pass (it has: {', '.join(counts)})")
     schedule = schedule or Schedule()
-    slots = sm_count * schedule.blocks_per_sm if sm_count else None
-    return counts[problem.mode](problem, Cache(l2_bytes, slots, sm_count, l2_partitions), schedule)
+    return counts[problem.mode](problem, Cache(l2_bytes, sm_count, l2_partitions), schedule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,15 +91,15 @@ PROVIDERS = (
     Provider("sdpa", "sdpa", "tiled-v2", "PyTorch's SDPA, its own choice of backend", _auto, "flashbench.providers.sdpa:bind_auto"),
     Provider(
         "sdpa-math", "sdpa", "materialised", "PyTorch's SDPA, math backend (materialises)", _math,
-        "flashbench.providers.sdpa:bind_math", Schedule(passes=("mask_add", "grad_product"), scaled_copies=("q", "k"), score_bytes=4),
+        "flashbench.providers.sdpa:bind_math", Schedule(passes=("mask_add", "grad_product", "safe_softmax", "returned_weights"), scaled_copies=("q", "k"), score_bytes=4),
     ),
     Provider(
         "sdpa-flash", "sdpa", "tiled-v2", "PyTorch's SDPA, FlashAttention-2 backend", _flash,
-        "flashbench.providers.sdpa:bind_flash",
+        "flashbench.providers.sdpa:bind_flash", Schedule(blocks_per_sm=2, backward_copies=("o", "d_o")),
     ),
     Provider(
         "sdpa-efficient", "sdpa", "tiled-v2", "PyTorch's SDPA, memory-efficient (CUTLASS) backend", _efficient,
-        "flashbench.providers.sdpa:bind_efficient",
+        "flashbench.providers.sdpa:bind_efficient", Schedule(block_q=64, blocks_per_sm=2, backward_copies=("d_o",)),
     ),
     Provider(
         "sdpa-cudnn", "sdpa", "tiled-v2", "PyTorch's SDPA, cuDNN backend", _cudnn,
