@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,13 +43,16 @@ def test_help_imports_nothing_heavy() -> None:
     assert loaded_by(code, HEAVY) == []
 
 
-def test_help_answers_in_under_400_ms() -> None:
-    def once() -> float:
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "flashbench", "--help"], capture_output=True, timeout=60, check=True)
-        return time.perf_counter() - started
+def test_help_takes_under_400_ms_of_a_processor() -> None:
+    """Its own time and not the clock's, which counts whatever else this machine does."""
 
-    assert min(once() for _ in range(7)) < 0.4
+    def once() -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-m", "flashbench", "--help"], capture_output=True, timeout=60, check=True)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    assert min(once() for _ in range(5)) < 0.4
 
 
 def test_planning_and_the_table_of_providers_import_no_torch() -> None:

@@ -55,6 +55,20 @@ def test_rates_are_decimal() -> None:
     assert tflops(1e12, 1.0) == 1000.0
 
 
+def test_a_library_that_chose_is_modelled_by_its_choice(tmp_path: Path) -> None:
+    models = {"sdpa": ("tiled-v2", Schedule()), "sdpa-math": ("materialised", Schedule())}
+    rows = [(row("sdpa", backend=backend), [1.0] * 10) for backend in ("math", "flash")]
+    by_backend = {
+        one.backend: derive(summarise(visits(tmp_path / str(one.backend), (one, samples))), DEVICE, A100, models=models)
+        for one, samples in rows
+    }
+    assert (
+        by_backend["math"]["hbm_bytes"].item()
+        == traffic("materialised", PROBLEM, l2_bytes=DEVICE.l2_bytes, sm_count=108, l2_partitions=2).estimate
+    )
+    assert by_backend["flash"]["hbm_bytes"].item() < by_backend["math"]["hbm_bytes"].item() / 10
+
+
 def test_work_per_energy_is_the_useful_work_over_the_joules_of_a_call(tmp_path: Path) -> None:
     frame = derived(tmp_path, (row(energy_j=0.5), [1.0] * 10), (row("sdpa-flash"), [1.0] * 10))
     with_energy, without = frame["tflop_per_j"].tolist()

@@ -346,3 +346,20 @@ def test_each_point_is_explained_by_the_ceiling_that_holds_it() -> None:
     assert first.startswith(f"{slow['key']}: 100 TFLOP/s at ")
     assert "held by HBM" in first
     assert "held by tensor-core" in second
+
+
+def test_no_bandwidth_label_runs_out_of_a_flat_panel() -> None:
+    rows = [
+        row("sdpa-cudnn", n, head_dim=d, head_dim_v=d, mask=mask, mode="backward", tflops=t)
+        for d in (64, 128)
+        for mask in ("none", "causal")
+        for n, t in ((4096, 260.0), (16384, 480.0))
+    ]
+    figure = roofline(frame(*rows), [machine("h200-sxm-141gb", True), machine(H100, False), machine(A100, False)])
+    renderer = figure.canvas.get_renderer()
+    for axes in figure.axes:
+        for text in axes.texts:
+            if text.get_gid() == "bandwidth label":
+                inside, frame_box = text.get_window_extent(renderer), axes.get_window_extent(renderer)
+                assert inside.y1 <= frame_box.y1
+                assert inside.x1 <= frame_box.x1

@@ -161,10 +161,7 @@ def derive(
             f"no row is of '{reference}'{nearest(reference, providers)} (rows are of: {', '.join(providers)})"
         )
     fixed = (device, spec, (*ceilings, *(spec_ceilings(spec) if spec else ())))
-    cases = [
-        Measured(row, *fixed, (models or {}).get(row["provider"]), None) if row["status"] == "ok" else None
-        for row in rows
-    ]
+    cases = [Measured(row, *fixed, _model(row, models or {}), None) if row["status"] == "ok" else None for row in rows]
     times = {_same(x): x.time_ms for x in cases if x is not None and x.row["provider"] == reference}
     cases = [x and Measured(x.row, *fixed, x.model, times.get(_same(x))) for x in cases]
 
@@ -177,6 +174,12 @@ def derive(
         result[name] = pd.Series([None if x is None else text(x) for x in cases], dtype="object")
     result["reference"] = pd.Series([reference if x and x.reference_ms else None for x in cases], dtype="object")
     return result
+
+
+def _model(row: Mapping[str, Any], models: Mapping[str, tuple[str, Schedule]]) -> tuple[str, Schedule] | None:
+    """The model of what ran: where a library chose (`sdpa`), that of its choice (`sdpa-math`) rather than its own."""
+    chosen = f"{row['provider']}-{row['backend']}" if row.get("backend") else row["provider"]
+    return models.get(chosen, models.get(row["provider"]))
 
 
 def _same(case: Measured) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from flashbench.errors import UsageError
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
 from flashbench.kernels.flash_decode_combine import Combination, combination, combine_kernel
-from flashbench.kernels.inputs import DTYPES, device_limits, visibility
+from flashbench.kernels.inputs import DTYPES, device_limits, on, visibility
 from flashbench.kernels.paged import check_cache, load_paged_rows, pages_of
 from flashbench.kernels.schedule import key_ranges, visible
 from flashbench.kernels.splits import MAX_ROWS, decode_shared_bytes, split_count, tallest_shared_bytes
@@ -289,10 +289,7 @@ def flash_decode(
 
 def run(launch: Launch) -> Any:
     """Make the launches, on their tensors' device; gives Triton's compiled kernel over the splits, or None from the interpreter."""
-    device = launch.out.device
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return _launch(launch)
-    with torch.cuda.device(device):
+    with on(launch.out.device):
         return _launch(launch)
 
 

@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
-from flashbench.kernels.inputs import DTYPES, check_inputs, device_limits, visibility
+from flashbench.kernels.inputs import DTYPES, check_inputs, device_limits, on, visibility
 from flashbench.kernels.schedule import assigned, key_ranges, visible
 from flashbench.kernels.tiles import describable, describe, load_rows
 
@@ -220,10 +220,7 @@ def flash_v2_forward(
 
 def run(launch: Launch) -> Any:
     """Make the launch, on its tensors' device; gives Triton's compiled kernel, or None from the interpreter."""
-    device = launch.out.device
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return flash_v2_kernel[launch.grid](*launch.arguments, **launch.constants)
-    with torch.cuda.device(device):
+    with on(launch.out.device):
         return flash_v2_kernel[launch.grid](*launch.arguments, **launch.constants)
 
 

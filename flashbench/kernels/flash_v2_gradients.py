@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from flashbench.errors import UsageError, nearest
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, family, padded
 from flashbench.kernels.flash_v2_delta import ROW_PADDING
 from flashbench.kernels.flash_v2_launches import KernelLaunch, Streams, keys_launch, queries_launch, statistics_launch
-from flashbench.kernels.inputs import DTYPES, check_inputs, device_limits, visibility
+from flashbench.kernels.inputs import DTYPES, check_inputs, device_limits, on, visibility
 from flashbench.kernels.tiles import describable
 
 KEYS, QUERIES, ONE_PASS = "flash-v2 backward keys", "flash-v2 backward queries", "flash-v2 backward one-pass"
@@ -145,9 +144,7 @@ def prepare(
 
 def run(backward: Backward) -> list[Any]:
     """Make the launches, on their tensors' device; gives Triton's compiled kernels of the passes, or None for each if interpreted."""
-    device = backward.dq.device
-    foreign = device.type == "cuda" and device.index != torch.cuda.current_device()
-    with torch.cuda.device(device) if foreign else nullcontext():
+    with on(backward.dq.device):
         if backward.dq_sums is not None:
             backward.dq_sums.zero_()
         compiled = [

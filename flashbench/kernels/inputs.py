@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -74,3 +75,9 @@ def device_limits(device: torch.device) -> DeviceLimits:
         return DeviceLimits(None, 2**31, 2**25)
     found = torch.cuda.get_device_properties(device)
     return DeviceLimits((found.major, found.minor), found.shared_memory_per_block_optin, found.L2_cache_size)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Within it, launches go to `device`: Triton takes the current one, wherever the tensors lie."""
+    foreign = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return torch.cuda.device(device) if foreign else nullcontext()

@@ -57,7 +57,8 @@ class _Slope:
     gbps: float
     end: float
     """Intensity at which the line ends, in FLOP/byte."""
-    text: str
+    texts: tuple[str, ...]
+    """The label, and shorter ones for a line on which it has no room."""
     colour: str
     lift_pt: float
     """How far above the line the text stands; 0 for a text that interrupts it."""
@@ -71,7 +72,8 @@ def _slopes(scale: Scale) -> list[_Slope]:
         assert ceiling is not None
         tops = peaks(machine, scale.dtypes, source, scale.regime)
         end = max(tops) * 1e3 / ceiling.value if tops else scale.x_limits[1]
-        return _Slope(ceiling.value, end, f"{machine.label} {text}", INK if machine is scale.own else GREY, lift_pt)
+        shorter = (f"{machine.label} {text}", text, f"{_gbps(ceiling.value)} GB/s")
+        return _Slope(ceiling.value, end, shorter, INK if machine is scale.own else GREY, lift_pt)
 
     own = {s: c.value for s in SOURCES if (c := bandwidth(scale.own, s, scale.regime)) is not None}
     texts = {source: f"{_gbps(value)} GB/s {source}" for source, value in own.items()}
@@ -87,7 +89,7 @@ def _slopes(scale: Scale) -> list[_Slope]:
         if l2 is not None:
             tops = [top for s in SOURCES for top in peaks(scale.own, scale.dtypes, s, scale.regime)]
             end = max(tops) * 1e3 / l2.value if tops else scale.x_limits[1]
-            found.append(_Slope(l2.value, end, f"L2 {_gbps(l2.value)} GB/s {source}", INK, 2.5))
+            found.append(_Slope(l2.value, end, (f"L2 {_gbps(l2.value)} GB/s {source}", "L2"), INK, 2.5))
     for machine in scale.others:
         source = next((s for s in SOURCES if bandwidth(machine, s, scale.regime)), None)
         if source is not None:
@@ -105,11 +107,18 @@ def write_slope_labels(axes: Axes, scale: Scale, points: Sequence[Box]) -> list[
     half_diagonal = math.sqrt(0.5)
     covered: list[Box] = []
     for slope in _slopes(scale):
-        text = axes.text(0, 0, slope.text, size=SMALL_PT - 0.5, color=slope.colour, gid="bandwidth label", zorder=2.5)
-        length = text.get_window_extent(renderer).width * to_pt
+        text = axes.text(0, 0, "", size=SMALL_PT - 0.5, color=slope.colour, gid="bandwidth label", zorder=2.5)
         start_x = max(scale.x_limits[0], scale.y_limits[0] / scale.factor * 1e3 / slope.gbps)
         per_pt = 10 ** (half_diagonal / 72 / scale.inches_per_decade)
         room = scale.diagonal_pt(start_x, slope.end)
+        for words in slope.texts:
+            text.set_text(words)
+            length = text.get_window_extent(renderer).width * to_pt
+            if length + 14 <= room:
+                break
+        else:
+            text.remove()
+            continue
         offsets = [14.0 + 6 * i for i in range(max(1, int((room - length - 14) / 6)))]
         places = [(x := start_x * per_pt**offset, scale.y(x * slope.gbps / 1e3)) for offset in offsets]
         boxes = [_along(axes, x, y, length, slope.lift_pt) for x, y in places]
