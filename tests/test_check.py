@@ -129,3 +129,12 @@ def test_chunks_of_the_reference_do_not_change_it(
     monkeypatch.setattr("flashbench.measure.reference.CPU_CHUNK_ELEMENTS", 96)
     for name, pieces in make_reference(asked, inputs, CPU).true.items():
         assert error_norm(pieces, whole[name]) < 1e-13
+
+
+@pytest.mark.parametrize(("keys", "seed"), [(4096, 1), (16384, 0), (65536, 2)])
+def test_exact_fp32_over_a_long_cache_is_right_although_it_adds_up_in_another_order(keys: int, seed: int) -> None:
+    asked = problem(batch=2, heads_q=8, seq_q=1, seq_kv=keys, head_dim=64, head_dim_v=64, mode="decode")
+    inputs = make_inputs(asked, seed, torch.device("cpu"))
+    reference = make_reference(asked, inputs, CPU)
+    out = torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, enable_gqa=True)
+    assert check_results(asked, reference, {"out": out}).problem is None

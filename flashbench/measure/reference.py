@@ -38,6 +38,8 @@ class Reference:
     naive_error_norm: dict[str, float]
     naive_error_max: dict[str, float]
     dtype: str
+    mean_value: float = 0.0
+    """Mean |v|: about how large the terms are whose weighted sum is `out`, which may itself be far smaller. 0 where there is no `out`."""
 
 
 def make_reference(problem: Problem, inputs: Inputs, device: Device) -> Reference:
@@ -49,7 +51,8 @@ def make_reference(problem: Problem, inputs: Inputs, device: Device) -> Referenc
         own = compute(problem, inputs, inputs.q.dtype)
     norms = {name: error_norm(own[name], true[name]) for name in true}
     maxima = {name: error_max(own[name], true[name]) for name in true}
-    return Reference(true, norms, maxima, str(exact).removeprefix("torch."))
+    mean_value = float(inputs.v.abs().mean(dtype=torch.float32)) if "out" in true else 0.0
+    return Reference(true, norms, maxima, str(exact).removeprefix("torch."), mean_value)
 
 
 def error_norm(value: Tensor, true: Tensor) -> float:
