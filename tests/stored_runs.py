@@ -35,7 +35,7 @@ def write_run(
     device_id: str = H200_ID,
     gate: Mapping[str, Any] | None = None,
     anchors: bool = True,
-    throttled: tuple[str, ...] = (),
+    throttled: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
     peak_bytes: int = 64 << 20,
     first_round: Mapping[str, int] | None = None,
     name: str = "ci",
@@ -46,6 +46,7 @@ def write_run(
     with RunWriter.create(root, device_id, name, facts) as writer:
         last = 0
         for key, visits in cases.items():
+            hot = throttled.get(key, ()) if isinstance(throttled, Mapping) else throttled
             for number, visit in enumerate(visits, start=(first_round or {}).get(key, 0)):
                 last = max(last, number)
                 ok = isinstance(visit, float)
@@ -57,7 +58,7 @@ def write_run(
                     check=Check("out", 1e-3, 1e-2, 2e-3, 2e-2, 1e-3, 1e-2, "float64") if ok else None,
                     timing=Timing("events", "cold", "isolated", 5, 100.0) if ok else None,
                     memory=Memory(1 << 20, (1 << 20) + peak_bytes) if ok else None,
-                    state=State((1980, 1980), throttle_reasons=throttled) if ok else None,
+                    state=State((1980, 1980), throttle_reasons=hot) if ok else None,
                 )
                 writer.append(row, [visit] * 5 if ok else ())  # type: ignore[list-item]
         if anchors:

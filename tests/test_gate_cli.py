@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ import pytest
 from stored_runs import H200, H200_ID, A, B, C, steady, write_run
 
 from flashbench.cli import main
+from flashbench.records import Case, to_plain
+from flashbench.run.injection import Injection
 from flashbench.store.baseline import Baseline, read_baseline, write_baseline
 from flashbench.store.read import load_rows
 from flashbench.store.side import Identity, Observation, Side
@@ -95,7 +98,7 @@ class TestCompare:
         _edit_header(run, gate={"screening_rounds": 6})
         done = flashbench("compare", base, run)
         assert done.code == 1
-        assert "6 fresh" in done.out, "the smaller of the base's six rounds and twelve fresh ones"
+        assert "12 fresh" in done.out, "not the base's six, which are no fresh rounds"
 
     def test_fresh_rounds_in_the_run_clear_what_the_first_flagged(self, flashbench, base: Path, tmp_path: Path) -> None:
         run = another(tmp_path, {A: [*steady(1.15), *steady(1.0, 12, seed=5)], B: steady(2.0, seed=3)})
@@ -103,6 +106,28 @@ class TestCompare:
         done = flashbench("compare", base, run)
         assert done.code == 0
         assert "1 cleared" in done.line
+
+    @pytest.mark.parametrize(
+        ("stages", "words"),
+        [
+            ({"screening_rounds": 6}, "7 of 12 fresh rounds are there, and these alone decide"),
+            ({"screening_rounds": 6, "confirm_rounds": 7}, None),
+            ({}, None),
+        ],
+        ids=["cut off", "as many as were asked for", "a run without stages"],
+    )
+    def test_a_confirmation_that_was_cut_off_is_judged_by_what_is_there_and_told(
+        self, flashbench, tmp_path: Path, stages: dict[str, int], words: str | None
+    ) -> None:
+        plain = [*steady(1.0), *steady(1.0, 8, seed=5)]
+        pair = {"pair": "one", "anchors": False}
+        first = write_run(tmp_path / "a", {A: plain, B: steady(2.0)}, **pair)
+        second = write_run(tmp_path / "b", {A: [1.05 * ms for ms in plain[:-1]], B: steady(2.0)}, **pair)
+        _edit_header(second, gate=stages)
+        done = flashbench("compare", first, second)
+        assert done.code == 1
+        notes = [line for line in done.out.splitlines() if line.startswith("note: ")]
+        assert notes == ([f"note: the confirmation is not finished: {words}"] if words else [])
 
     def test_the_two_runs_of_an_ab_are_compared_in_pairs(self, flashbench, tmp_path: Path) -> None:
         # Rounds that swing by 10 % hide 3 % between sessions, and show it between the sides of each round.
@@ -210,8 +235,26 @@ class TestCompare:
         assert (
             "throttled in 0 of 6 rounds of the base and 6 of 6 of the new side (hardware thermal slowdown)" in done.out
         )
+        assert done.line.startswith(
+            f"only 0 of 2 cases in common could be judged, at least 1 must be; {A}: throttled in "
+        )
         strict = another(tmp_path, slow, gate={"fail_on": ["inconclusive"]}, **hot)
         assert "inconclusive: 2 cases" in flashbench("compare", base, strict).line
+
+    def test_a_throttled_case_beside_one_that_was_judged_is_no_verdict_on_it_alone(
+        self, flashbench, base: Path, tmp_path: Path
+    ) -> None:
+        cases = {A: steady(1.15), B: steady(2.0, seed=3)}
+        new = another(tmp_path, cases, throttled={A: ("hardware thermal slowdown",)})
+        done = flashbench("compare", base, new)
+        assert done.code == 0
+        assert done.line.startswith("no regression in 1 judged cases (1 inconclusive, 1 pass)")
+        _edit_header(new, config={"gate": {"min_cases": 2}})
+        done = flashbench("compare", base, new)
+        assert done.code == 3
+        assert done.line.startswith(
+            f"only 1 of 2 cases in common could be judged, at least 2 must be; {A}: throttled in "
+        )
 
     def test_the_software_power_cap_alone_is_no_reason(self, flashbench, base: Path, tmp_path: Path) -> None:
         assert flashbench("compare", base, another(tmp_path, throttled=("software power cap",))).code == 0
@@ -275,6 +318,28 @@ class TestCompare:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout.splitlines()[-1] == "False 0"
+
+
+RESULTS = Path(__file__).parents[1] / "results"
+RECORDED = RESULTS / "reference" / H200_ID
+
+
+class TestRecordsOfAnH200:
+    """What docs/gate.md says of a real GPU can be said again from the runs that are kept."""
+
+    def test_the_recorded_gate_passes_on_the_kept_baseline(self, flashbench) -> None:
+        done = flashbench("compare", RESULTS / "baselines" / H200_ID / "ci.jsonl", RECORDED / "20261130T010953Z-ci")
+        assert done.code == 0
+        assert done.line.startswith("no regression in 30 judged cases (30 pass)")
+        assert done.err == ""
+
+    def test_the_self_test_that_was_cut_off_shows_both_slowdowns_and_no_other(self, flashbench) -> None:
+        base, new = (RECORDED / f"20261130T011344Z-self-test-{side}" for side in ("base", "new"))
+        done = flashbench("compare", base, new)
+        assert done.code == 1
+        assert done.line.startswith("regression: 2 cases, ")
+        assert "7 of 12 fresh rounds are there" in done.out
+        assert len(re.findall("^pass ", done.out, re.MULTILINE)) == 9, "eight cases and their geometric mean"
 
 
 class TestReports:
@@ -484,18 +549,7 @@ class TestAb:
         assert (done.code, words in done.line) == (2, True), done
 
     def test_each_side_runs_its_own_revision_and_the_worktree_is_gone_afterwards(self, cli, tmp_path: Path) -> None:
-        kernel = "def attention(q, k, v, *, mask, window, scale):\n    scores = (q * scale) @ k.mT\n{}"
-        wrong = kernel.format("    return scores @ v\n")
-        right = kernel.format("    return scores.softmax(-1) @ v\n")
-        (tmp_path / "mine.py").write_text(wrong)
-        _git(tmp_path, "init", "--quiet")
-        _git(tmp_path, "add", "mine.py")
-        _git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "wrong")
-        _git(tmp_path, "tag", "first")
-        (tmp_path / "mine.py").write_text(right)
-        config = _config(tmp_path)
-        config.write_text(config.read_text().replace("[naive]", "['mine.py:attention']").replace(", causal]", "]"))
-
+        _two_revisions(tmp_path)
         done = cli("ab", "ci.yaml", "--base", "first", "--rounds", "2", "--out", "out")
         assert done.returncode == 4, done.stderr
         assert done.stdout.startswith("failed: 1 case, the worst: mine.py:attention forward fp32 b1 h2 s48 d16")
@@ -511,6 +565,72 @@ class TestAb:
         assert again.returncode == 4
         assert again.stdout == done.stdout
 
+    def test_an_interrupted_one_goes_on_with_the_revision_that_it_began_with(self, cli, tmp_path: Path) -> None:
+        _two_revisions(tmp_path)
+        whole = cli("ab", "ci.yaml", "--base", "first", "--rounds", "1", "--out", "out")
+        assert whole.returncode == 4, whole.stderr
+        base, new = sorted((tmp_path / "out").rglob("rows.jsonl"))
+        kept = new.read_text()
+        base.write_text("")
+        _git(tmp_path, "add", "mine.py")
+        _git(tmp_path, *ADA, "commit", "--quiet", "-m", "right")
+        _git(tmp_path, "tag", "--force", "first")
+        resumed = cli("ab", "--resume", "out")
+        assert (resumed.returncode, resumed.stdout) == (4, whole.stdout)
+        assert new.read_text() == kept, "what is there is not measured again"
+        assert len(base.read_text().splitlines()) == 1
+        assert "note: the new side is the working tree as it is now" in resumed.stderr
+        assert "screening: 1 visits" in resumed.stderr
+
+    def test_a_self_test_goes_on_with_the_extra_work_that_it_had_sized(
+        self, flashbench, tmp_path: Path, cache_home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from flashbench.config.load import load
+        from flashbench.run.devices import find_device
+
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+        plain, quiet = (f"naive forward fp32 b1 h2 s48 d16{mask}" for mask in ("", " causal"))
+        twin = f"slowed-48x32:{plain}"
+        sized = Injection(Case.from_key(plain), Case.from_key(twin), asked=0.9, size=0.8, low=0.7, high=0.9)
+        facts: dict[str, Any] = {"device": find_device("cpu"), "device_id": "cpu", "pair": "one", "anchors": False}
+        facts["injections"] = [to_plain(sized)]
+        config = {"config": load(_config(tmp_path)).resolved()}
+        # Every row is there but for the verdict, so nothing is left to measure.
+        base = {plain: [*steady(1.0), *steady(1.0, 12, seed=2)], quiet: steady(0.6, seed=3)}
+        new = {twin: [*steady(1.8, seed=4), *steady(1.8, 12, seed=5)], quiet: steady(0.6, seed=6)}
+        for side, cases in (("base", base), ("new", new)):
+            names = {"compared_as": {twin: plain}} if side == "new" else {}
+            run = write_run(tmp_path / "out", cases, name=side, side=side, **facts, **names)
+            _edit_header(run, gate={"screening_rounds": 6, "confirm_rounds": 12}, **config)
+        done = flashbench("ab", "--resume", "out")
+        assert done.code == 0, done.out + done.err
+        assert "injected +90.0 %: +80.0 % by itself (+70.0 % to +90.0 %), the gate saw " in done.out
+        assert "self-test passed: 1 of 1 slowdowns found, 1 unchanged cases quiet" in done.out
+        assert "visits" not in done.err
+
+    @pytest.mark.parametrize(
+        ("header", "code", "words"),
+        [
+            ({}, 2, "is no side of an `ab`"),
+            ({"pair": "one", "side": "new"}, 3, "the base side of"),
+        ],
+    )
+    def test_what_cannot_go_on_says_why(
+        self, flashbench, tmp_path: Path, header: dict[str, str], code: int, words: str
+    ) -> None:
+        done = flashbench("ab", "--resume", another(tmp_path, **header))
+        assert (done.code, words in done.line) == (code, True), done
+
+    def test_a_pair_that_does_not_say_what_its_sides_are_cannot_go_on(self, flashbench, tmp_path: Path) -> None:
+        for side in ("base", "new"):
+            write_run(tmp_path / "out", {A: steady(1.0)}, name=side, pair="one", side=side)
+        done = flashbench("ab", "--resume", "out")
+        assert (done.code, "does not say what its sides are" in done.line) == (3, True), done
+
+    def test_going_on_takes_no_other_sides(self, flashbench, base: Path) -> None:
+        done = flashbench("ab", "--resume", base, "--base", "HEAD")
+        assert (done.code, "give it nothing but reports" in done.line) == (2, True)
+
     def test_an_unknown_revision_is_told_with_the_nearest(self, flashbench, tmp_path: Path) -> None:
         _git(tmp_path, "init", "--quiet")
         _git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-m", "one")
@@ -518,6 +638,22 @@ class TestAb:
         done = flashbench("ab", _config(tmp_path), "--base", "relase")
         assert done.code == 2
         assert "--base: 'relase' is no revision of this repository; did you mean 'release'?" in done.line
+
+
+ADA = ("-c", "user.name=ada", "-c", "user.email=ada@example.org")
+
+
+def _two_revisions(folder: Path) -> None:
+    """A kernel that is wrong in the revision `first` and right in the working tree, and a configuration with one case of it."""
+    kernel = "def attention(q, k, v, *, mask, window, scale):\n    scores = (q * scale) @ k.mT\n{}"
+    (folder / "mine.py").write_text(kernel.format("    return scores @ v\n"))
+    _git(folder, "init", "--quiet")
+    _git(folder, "add", "mine.py")
+    _git(folder, *ADA, "commit", "--quiet", "-m", "wrong")
+    _git(folder, "tag", "first")
+    (folder / "mine.py").write_text(kernel.format("    return scores.softmax(-1) @ v\n"))
+    config = _config(folder)
+    config.write_text(config.read_text().replace("[naive]", "['mine.py:attention']").replace(", causal]", "]"))
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -533,6 +669,10 @@ class TestCalibrate:
         assert done.code == 0
         assert "A against A: 2 cases, 24 rounds, screenings of 6 pairs" in done.out
         assert "false alarms, per case (flagged and confirmed)" in done.out
+        assert re.search(r"per case: [\d.]+ % \(95 % bootstrap interval over cases [\d.]+ % to [\d.]+ %\)", done.out)
+        assert re.search(
+            r"simulated at this campaign's median process sd of [\d.]+ % and drift of .*(inside|outside)", done.out
+        )
         margins = done.out.partition("\ngate:\n")[2]
         assert B in margins
         assert A not in margins
@@ -583,6 +723,13 @@ class TestEndToEnd:
             done = cli(command, str(config), "--self-test", "--inject", "90%", "--confirm-rounds", "6", timeout=400)
             assert done.returncode == 0, done.stdout + done.stderr
             assert "self-test passed: 1 of 1 slowdowns found, 3 unchanged cases quiet" in done.stdout
+        base, new = sorted(tmp_path.rglob("*-self-test-*/rows.jsonl"))[-2:]
+        for rows in (base, new):  # as if it had been killed in its last rounds
+            rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-3]))
+        done = cli("ab", "--resume", str(new.parent), timeout=400)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "measuring 1 flagged cases again: 6 visits" in done.stderr
+        assert "self-test passed: 1 of 1 slowdowns found, 3 unchanged cases quiet" in done.stdout
 
     def test_a_campaign_goes_on_where_its_budget_ended(self, cli, tmp_path: Path) -> None:
         config = str(_config(tmp_path))

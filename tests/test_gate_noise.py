@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from flashbench.analysis.gate.noise import (
     campaign_of,
     noise_model,
     overrides_of,
-    screening_rates,
     split_pairs,
 )
 from flashbench.analysis.gate.rules import Rules
 from flashbench.errors import StoreError, UsageError
+from flashbench.store.read import load_run
+from flashbench.store.side import side_of_run
 
 
 def campaign(sd: float, cases: int = 30, count: int = 24, seed: int = 0, drift: float = 0.0) -> Campaign:
@@ -47,9 +49,21 @@ def test_a_campaign_too_short_for_one_screening_is_refused() -> None:
 def test_the_screening_rate_of_a_normal_machine_is_the_nominal_one() -> None:
     covered = 0
     for seed in range(40):
-        by_test, _ = screening_rates(campaign(0.006, seed=seed), Rules(), seed=seed)
-        covered += by_test.low <= 0.05 <= by_test.high
+        model = noise_model(campaign(0.006, seed=seed), Rules(), seed=seed)
+        covered += model.screening.low <= model.simulated <= model.screening.high
+        assert model.simulated == pytest.approx(0.05, abs=0.003)
     assert covered >= 34  # a 95 % interval misses two of forty; binomial P(< 34) is 0.3 %
+
+
+def test_the_simulated_rate_is_that_of_the_drift_that_was_measured() -> None:
+    # Half a process sd from one visit to the next: it widens the spread of the pairs, whose sides take turns in paying for it.
+    drifting = noise_model(campaign(0.006, drift=24 * 0.003), Rules())
+    assert drifting.drift == pytest.approx(12 * 0.003, rel=0.1)
+    assert drifting.simulated < 0.045
+
+
+def test_two_cases_are_enough_for_a_simulated_rate() -> None:
+    assert noise_model(campaign(0.006, cases=2), Rules()).simulated == pytest.approx(0.05, abs=0.01)
 
 
 def test_a_quiet_machine_keeps_the_default_margins() -> None:
@@ -69,7 +83,7 @@ def test_a_noisy_case_gets_a_margin_that_none_of_its_splits_exceeds() -> None:
     assert list(overrides_of(model, Rules())) == [quiet.keys[3]]
     assert model.cases[3].margin > model.cases[3].worst_shift > 0.02
     again = dataclasses.replace(Rules(), overrides=overrides_of(model, Rules()))
-    assert screening_rates(Campaign(quiet.keys, times), again)[1].value == 0.0
+    assert noise_model(Campaign(quiet.keys, times), again).flagged.value == 0.0
 
 
 def test_the_smallest_visible_slowdown_is_that_of_one_screening_and_not_of_the_whole_campaign() -> None:
@@ -89,6 +103,19 @@ def test_the_process_spread_is_measured_whatever_the_drift() -> None:
 
 def test_without_rounds_for_both_stages_the_confirmed_rate_is_not_invented() -> None:
     assert noise_model(campaign(0.006, count=18), Rules()).confirmed is None
+
+
+RECORD = Path(__file__).parents[1] / "results" / "reference" / "h200-sxm-141gb" / "20261130T010250Z-ci"
+
+
+def test_the_recorded_campaign_of_an_h200_shows_the_rates_that_are_simulated() -> None:
+    # The figures of docs/gate.md, "On a real GPU".
+    model = noise_model(campaign_of(side_of_run(load_run(RECORD, strict=True)), Rules()), Rules())
+    assert (len(model.cases), model.rounds, model.left_out) == (30, 24, ())
+    assert model.screening.low < model.simulated < model.screening.high
+    assert model.confirmed is not None
+    assert (model.flagged.value, model.confirmed.value) == (0.0, 0.0)
+    assert max(case.process_sd for case in model.cases) < 0.003
 
 
 def test_a_case_that_failed_in_one_round_is_left_out_and_named() -> None:

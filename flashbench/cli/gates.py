@@ -124,6 +124,10 @@ def ab(
     rounds: Rounds = None,
     confirm_rounds: ConfirmRounds = None,
     out: Out = RESULTS,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Either side of an interrupted ab, or of its self-test, to finish."),
+    ] = None,
     markdown: Markdown = None,
     junit: Junit = None,
     json: Json = None,
@@ -140,6 +144,12 @@ def ab(
         heads=heads, device=device, rounds=rounds,
     )  # fmt: skip
     variants = Variants((base, new), (base_python, new_python), (base_provider, new_provider))
+    if resume is not None:
+        from flashbench.cli import pairs
+
+        if config or given or variants != Variants() or confirm_rounds or self_test or inject or dry_run:
+            raise UsageError("--resume goes on with the run's own configuration and sides; give it nothing but reports")
+        raise typer.Exit(pairs.resume(resume, Reports(markdown, junit, json)))
     if self_test:
         from flashbench.cli.selftest import run_self_test
 

@@ -73,7 +73,7 @@ def run_gate(
             )
         _check_globs(rules, request, stored.side)
     protocol = Protocol(sweeping.settings_of(request), request.config.measure.timeout_seconds, anchors=True)
-    with measuring(request), sweeping.opened(request, out, {"gate": {"screening_rounds": rules[0].rounds}}) as writer:
+    with measuring(request), sweeping.opened(request, out, {"gate": stages_of(rules[0])}) as writer:
         arm = Arm(request.plan, writer, done=request.done)
         watch = watcher(writer.path)
         if stored is not None:
@@ -87,6 +87,17 @@ def run_gate(
     code = publish(comparisons, reports)
     print(f"{writer.path}\n{_next_step(code, stored, writer.path)}", file=sys.stderr)
     return code
+
+
+def stages_of(rules: Rules) -> dict[str, int]:
+    """What a run's header says of its stages, so that `compare` tells them apart."""
+    return {"screening_rounds": rules.rounds, "confirm_rounds": rules.confirm_rounds}
+
+
+def confirm_rounds_of(header: Mapping[str, Any]) -> int | None:
+    """Fresh rounds that the command of a run asked for; None: as its configuration says."""
+    found = (header.get("gate") or {}).get("confirm_rounds")
+    return found if isinstance(found, int) else None
 
 
 def announced(request: Request) -> Request:
@@ -155,7 +166,7 @@ def compare(base_path: Path, new_path: Path, config: Path | None, reports: Repor
     if config is not None:
         from flashbench.config.load import load
 
-        rules = rules_of(load(config))
+        rules = rules_of(load(config), confirm_rounds_of(new_header))
     else:
         # The run's own configuration passed its check when it was measured; what the command line left out matches nothing now.
         rules = [one.narrowed(keys) for one in stored_rules(new_header or base_header)]
@@ -195,4 +206,5 @@ def stored_rules(header: Mapping[str, Any]) -> list[Rules]:
         raise StoreError(
             f"the gate of the stored configuration cannot be read ({error.errors()[0]['msg']}); give --config FILE"
         ) from None
-    return [rules_from_config(gate, metric) for metric in gate.metrics]
+    fresh = confirm_rounds_of(header) or Rules().confirm_rounds
+    return [replace(rules_from_config(gate, metric), confirm_rounds=fresh) for metric in gate.metrics]

@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench.analysis.gate.noise import NoiseModel, Rate, campaign_of, noise_model, overrides_of
+from flashbench.analysis.gate.noise import SPLITS, NoiseModel, Rate, campaign_of, noise_model, overrides_of
 from flashbench.analysis.gate.rules import Rules
 from flashbench.cli import sweeping
 from flashbench.cli.gating import announced, measuring, stored_rules, whole_run
@@ -109,9 +109,13 @@ def render(model: NoiseModel, rules: Rules) -> str:
     worst = max(case.smallest_effect for case in model.cases)
     median = sorted(case.smallest_effect for case in model.cases)[len(model.cases) // 2]
     confirmed = "not known: it takes twice as many rounds" if model.confirmed is None else _rate(model.confirmed)
+    inside = model.screening.low <= model.simulated <= model.screening.high
+    place = "inside the interval" if inside else "outside it: these rounds do not behave as the model of docs/gate.md"
     lines = [
         f"A against A: {len(model.cases)} cases, {model.rounds} rounds, screenings of {rules.rounds} pairs",
         f"screening with p < {100 * rules.alpha:g} % and no margin, per case: {_rate(model.screening)}",
+        f"the same, simulated at this campaign's median process sd of {_percent(model.process_sd)} and drift of "
+        f"{_percent(model.drift)} a screening: {_percent(model.simulated)}, {place}",
         f"screening at the rules' margins, per case (measured again): {_rate(model.flagged)}",
         f"false alarms, per case (flagged and confirmed): {confirmed}",
         f"smallest slowdown seen with about 90 %: {_percent(median)} in half of the cases, {_percent(worst)} in every case",
@@ -169,7 +173,9 @@ def _yaml(data: Any) -> str:
 
 
 def _rate(rate: Rate) -> str:
-    return f"{_percent(rate.value)} (95 % interval {_percent(rate.low)} to {_percent(rate.high)})"
+    if rate.high == 0:  # resampling cases of which none ever fired says nothing about how seldom they do
+        return f"none in {SPLITS} splits of each case"
+    return f"{_percent(rate.value)} (95 % bootstrap interval over cases {_percent(rate.low)} to {_percent(rate.high)})"
 
 
 def _percent(fraction: float) -> str:

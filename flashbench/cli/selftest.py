@@ -8,17 +8,20 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flashbench.analysis.gate.rules import Pairing
+from flashbench.analysis.gate.rules import Pairing, Rules
 from flashbench.analysis.gate.verdict import Comparison, percent
 from flashbench.cli import sweeping
-from flashbench.cli.gating import measuring, rules_of, watcher
+from flashbench.cli.gating import announced, confirm_rounds_of, measuring, rules_of, stages_of, watcher
+from flashbench.cli.pairs import SIDES
 from flashbench.errors import UsageError
-from flashbench.records import Case, Problem, to_plain
+from flashbench.records import Case, Problem, from_plain, to_plain
 from flashbench.report.verdicts import render_text
+from flashbench.store.read import Run
 
 if TYPE_CHECKING:
+    from flashbench.cli.sweeping import Request
     from flashbench.run.injection import Injection
 
 MOST_CASES = 10
@@ -37,62 +40,104 @@ def run_self_test(
     dry_run: bool,
 ) -> int:
     """Measure plain cases against the same cases of which some do more work: 0 when exactly those are found, 3 otherwise."""
-    from flashbench.providers import slowed
     from flashbench.run.injection import inject
-    from flashbench.run.rounds import Arm, Protocol, compare_rounds, measure_rounds
 
     request = sweeping.requested(path, options)
-    rules = replace(rules_of(request.config, confirm_rounds)[0], overrides={}, allow_missing=())
+    rules = _rules(request, confirm_rounds)
     margin = rules.margin if pairing == "paired" else rules.stored_margin
     fractions = _sizes(sizes) if sizes is not None else [LARGER * margin]
     cases = _chosen(request.plan.cases, len(fractions))
+    request = replace(request, plan=replace(request.plan, cases=tuple(cases), skips=(), rounds=rules.rounds))
+    slowed_cases = list(zip(_largest(cases, len(fractions)), fractions, strict=True))
     if dry_run:
-        sweeping.print_plan(
-            replace(request, plan=replace(request.plan, cases=tuple(cases), skips=(), rounds=rules.rounds))
-        )
-        for case, fraction in zip(_largest(cases, len(fractions)), fractions, strict=True):
+        sweeping.print_plan(request)
+        for case, fraction in slowed_cases:
             print(f"slowed by {percent(fraction)}: {case.key}")
         return 0
     settings, timeout = sweeping.settings_of(request), request.config.measure.timeout_seconds
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(measuring(request))
+    with measuring(request):
         injections = []
-        for case, fraction in zip(_largest(cases, len(fractions)), fractions, strict=True):
+        for case, fraction in slowed_cases:
             print(f"sizing the extra work of {case.key}", file=sys.stderr, flush=True)
             injections.append(inject(case, fraction, request.plan.device, settings, timeout))
-        twins = {injection.case: injection.slowed for injection in injections}
-        base_plan = replace(request.plan, cases=tuple(cases), skips=(), rounds=rules.rounds)
-        new_plan = replace(base_plan, cases=tuple(twins.get(case, case) for case in cases))
-        pair = uuid.uuid4().hex[:12]
-        arms = []
-        for side, plan in (("base", base_plan), ("new", new_plan)):
-            names = {twin.key: case.key for case, twin in twins.items()} if side == "new" else {}
+        comparison = _compared((request, _slowed(request, injections)), injections, rules, pairing, out)
+    return _reported(comparison, injections)
+
+
+def resume_self_test(base: Run, new: Run) -> int:
+    """Go on with an interrupted `ab --self-test`, with the extra work that it had sized."""
+    from flashbench.store.read import done
+
+    request = announced(sweeping.resumed(base.path))
+    injections = [_injection(plain) for plain in base.header["injections"]]
+    rules = _rules(request, confirm_rounds_of(base.header))
+    request = replace(request, plan=replace(request.plan, rounds=rules.rounds))
+    after = replace(_slowed(request, injections), run=new.path, done=frozenset(done(new)))
+    with measuring(request):
+        comparison = _compared((request, after), injections, rules, "paired", base.path)
+    return _reported(comparison, injections)
+
+
+def _injection(plain: dict[str, Any]) -> Injection:
+    from flashbench.run.injection import Injection
+
+    twins = {name: from_plain(Case, plain[name]) for name in ("case", "slowed")}
+    return from_plain(Injection, {**plain, **twins})
+
+
+def _rules(request: Request, confirm_rounds: int | None) -> Rules:
+    return replace(rules_of(request.config, confirm_rounds)[0], overrides={}, allow_missing=())
+
+
+def _slowed(request: Request, injections: Sequence[Injection]) -> Request:
+    """The request with each injection's slowed twin in place of its case."""
+    from flashbench.providers import slowed
+
+    twins = {injection.case: injection.slowed for injection in injections}
+    providers = {**request.providers, **{twin.provider: slowed.get(twin.provider) for twin in twins.values()}}
+    cases = tuple(twins.get(case, case) for case in request.plan.cases)
+    return replace(request, plan=replace(request.plan, cases=cases), providers=providers)
+
+
+def _compared(
+    requests: tuple[Request, Request], injections: Sequence[Injection], rules: Rules, pairing: Pairing, out: Path
+) -> Comparison:
+    """Measure what plain and slowed side still lack, and judge."""
+    from flashbench.run.rounds import Arm, Protocol, compare_rounds, measure_rounds
+
+    names = {injection.slowed.key: injection.case.key for injection in injections}
+    pair = uuid.uuid4().hex[:12]
+    arms = []
+    with contextlib.ExitStack() as stack:
+        for side, request in zip(SIDES, requests, strict=True):
+            compared_as = names if side == "new" else {}
             facts = {
                 "label": f"self-test ({side})",
-                "gate": {"screening_rounds": rules.rounds},
-                "compared_as": names,
+                "gate": stages_of(rules),
+                "compared_as": compared_as,
                 "injections": [to_plain(injection) for injection in injections],
                 **({"pair": pair, "side": side} if pairing == "paired" else {}),
             }
-            providers = {**request.providers, **{twin.provider: slowed.get(twin.provider) for twin in twins.values()}}
-            one = replace(request, plan=plan, providers=providers)
-            writer = stack.enter_context(sweeping.opened(one, out, facts, f"self-test-{side}"))
-            arms.append(Arm(plan, writer, compared_as=names))
-        protocol = Protocol(settings, timeout, anchors=pairing == "stored")
-        watch = watcher(arms[0].writer.path.parent, resumable=False)
+            writer = stack.enter_context(sweeping.opened(request, out, facts, f"self-test-{side}"))
+            arms.append(Arm(request.plan, writer, compared_as=compared_as, done=request.done))
+        first = requests[0]
+        protocol = Protocol(
+            sweeping.settings_of(first), first.config.measure.timeout_seconds, anchors=pairing == "stored"
+        )
+        watch = watcher(arms[0].writer.path, resumable=pairing == "paired")
         if pairing == "paired":
-            comparison = compare_rounds(arms, None, [rules], pairing, protocol, watch)[0]
-        else:
-            watch(
-                measure_rounds(arms[:1], range(rules.rounds), protocol), len(cases) * rules.rounds, "measuring the base"
-            )
-            base = arms[0].side()
-            protocol.learn_timers(base)
-            comparison = compare_rounds(arms[1:], base, [rules], pairing, protocol, watch)[0]
-    table = render_text(comparison).partition("\n")[
-        2
-    ]  # without the line of the gate's own exit code, which is not this command's
-    sys.stdout.write(table.lstrip("\n") + "\n")
+            protocol.learn_timers(arms[0].side())
+            return compare_rounds(arms, None, [rules], pairing, protocol, watch)[0]
+        numbers = range(rules.rounds)
+        watch(measure_rounds(arms[:1], numbers, protocol), arms[0].visits(numbers), "measuring the base")
+        base = arms[0].side()
+        protocol.learn_timers(base)
+        return compare_rounds(arms[1:], base, [rules], pairing, protocol, watch)[0]
+
+
+def _reported(comparison: Comparison, injections: Sequence[Injection]) -> int:
+    """The table on stdout, without the line of the gate's own exit code, which is not this command's; then what came of it."""
+    print(render_text(comparison).partition("\n")[2].lstrip("\n"))
     code, lines = judged(comparison, injections)
     print("\n".join(lines))
     return code

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from flashbench.analysis.gate.rules import Rules
 from flashbench.cli import sweeping
-from flashbench.cli.gating import measuring, rules_of, watcher
+from flashbench.cli.gating import announced, confirm_rounds_of, measuring, rules_of, stages_of, watcher
+from flashbench.cli.pairs import SIDES
 from flashbench.cli.verdicts import Reports, publish
-from flashbench.errors import UsageError
+from flashbench.errors import StoreError, UsageError
 from flashbench.records import Case
+from flashbench.store.read import Run
 
 if TYPE_CHECKING:
     from flashbench.cli.sweeping import Request
     from flashbench.run.process import Launch
     from flashbench.run.rounds import Arm
-
-SIDES = ("base", "new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,6 @@ def run_ab(
     dry_run: bool,
 ) -> int:
     """Measure both sides in alternating rounds, judge, and return the exit code."""
-    from flashbench.run.rounds import Protocol, compare_rounds
-
     variants.check()
     reports.check()
     requests = [_request(path, options, provider) for provider in variants.providers]
@@ -79,31 +77,63 @@ def run_ab(
     rules = [one.narrowed(_keys(requests[1])) if requests[1].config.narrowed else one for one in rules]
     for one in rules:
         one.check_globs(_keys(requests[1]))
+    return _measured(requests, rules, variants, out, reports)
+
+
+def resume_ab(base: Run, new: Run, reports: Reports) -> int:
+    """Go on with an interrupted `ab`: measure what is missing on either side, judge, and return the exit code."""
+    reports.check()
+    before, after = (run.header.get("variant") for run in (base, new))
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        raise StoreError(f"'{base.path}': its run.json does not say what its sides are; start a new `ab`")
+    variants = Variants((before.get("ref"), after.get("ref")), (before.get("python"), after.get("python")))
+    if variants.refs[0] is not None and variants.refs[1] is None:
+        print("note: the new side is the working tree as it is now", file=sys.stderr)
+    requests = [announced(sweeping.resumed(run.path)) for run in (base, new)]
+    rules = [one.narrowed(_keys(requests[1])) for one in rules_of(requests[1].config, confirm_rounds_of(new.header))]
+    return _measured(requests, rules, variants, base.path, reports)
+
+
+def _measured(
+    requests: Sequence[Request], rules: Sequence[Rules], variants: Variants, out: Path, reports: Reports
+) -> int:
+    """Measure in turns what the requests still lack, judge and report."""
+    from flashbench.run.rounds import Protocol, compare_rounds
+
     names = _names(requests)
     with contextlib.ExitStack() as stack:
         stack.enter_context(measuring(requests[0]))
-        launches = _launches(variants, stack)
         pair = uuid.uuid4().hex[:12]
         arms = []
-        for number, (label, launch) in enumerate(launches):
+        for number, (label, launch) in enumerate(_launches(variants, stack)):
             request = _launched(_with_rounds(requests[number], rules), launch)
             facts = {
                 "label": f"{label} ({SIDES[number]})",
                 "pair": pair,
                 "side": SIDES[number],
-                "gate": {"screening_rounds": rules[0].rounds},
+                "variant": _variant(variants, number),
+                "gate": stages_of(rules[0]),
                 "compared_as": names if number == 0 else {},
             }
             arms.append(_arm(request, out, facts, f"{request.config.name}-{SIDES[number]}", launch, stack))
         protocol = Protocol(
             sweeping.settings_of(requests[0]), requests[0].config.measure.timeout_seconds, anchors=False
         )
-        watch = watcher(arms[0].writer.path.parent, resumable=False)
-        comparisons = compare_rounds(arms, None, rules, "paired", protocol, watch)
+        protocol.learn_timers(arms[0].side())
+        comparisons = compare_rounds(arms, None, rules, "paired", protocol, watcher(arms[0].writer.path))
     code = publish([replace(c, notes=(*c.notes, *_measuring_notes(variants))) for c in comparisons], reports)
     base, new = (arm.writer.path for arm in arms)
     print(f"{base}\n{new}\nagain, without measuring: flashbench compare {base} {new}", file=sys.stderr)
     return code
+
+
+def _variant(variants: Variants, number: int) -> dict[str, str | None]:
+    """What `--resume` needs to make this side again: a commit, because a branch moves on."""
+    from flashbench.run.checkout import commit_of
+
+    ref = variants.refs[number]
+    commit = None if ref is None else commit_of(ref, f"--{SIDES[number]}")
+    return {"ref": commit, "python": variants.pythons[number]}
 
 
 def _request(path: Path | None, options: Mapping[str, str], provider: str | None) -> Request:
@@ -177,7 +207,7 @@ def _arm(
 
     writer = stack.enter_context(sweeping.opened(request, out, facts, name))
     names = facts.get("compared_as")
-    return Arm(request.plan, writer, launch, names if isinstance(names, dict) else {})
+    return Arm(request.plan, writer, launch, names if isinstance(names, dict) else {}, request.done)
 
 
 def _measuring_notes(variants: Variants) -> list[str]:

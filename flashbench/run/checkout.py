@@ -41,7 +41,7 @@ def checked_out(ref: str | None, option: str) -> Iterator[Checkout]:
     if ref is None:
         yield Checkout("working tree", root, root / prefix)
         return
-    commit = _commit(ref, option)
+    commit = commit_of(ref, option)
     with tempfile.TemporaryDirectory(prefix="flashbench-") as holder:
         tree = Path(holder) / "tree"
         _git("worktree", "add", "--detach", "--quiet", str(tree), commit, option=option)
@@ -59,7 +59,8 @@ def measuring_differences(base: str, new: str | None) -> list[str]:
     return done.stdout.split() if done.returncode == 0 else []
 
 
-def _commit(ref: str, option: str) -> str:
+def commit_of(ref: str, option: str) -> str:
+    """The commit that a ref names now; UsageError for an unknown one."""
     done = _run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     if done.returncode == 0:
         return done.stdout.strip()

@@ -40,6 +40,15 @@ class Arm:
     def key(self, case: Case) -> str:
         return self.compared_as.get(case.key, case.key)
 
+    def wants(self, case: Case, number: int, only: Collection[str] | None) -> bool:
+        """Whether a round has still to visit a case; `only` holds compared keys, None means all."""
+        return (only is None or self.key(case) in only) and (case.key, number) not in self.done
+
+    def visits(self, numbers: Sequence[int], only: Collection[str] | None = None) -> int:
+        """How many visits rounds still have."""
+        cases = [*self.plan.cases, *(skip.case for skip in self.plan.skips)]
+        return sum(self.wants(case, number, only) for case in cases for number in numbers)
+
     def side(self) -> Side:
         """What has been measured so far, as it stands on the disk."""
         return side_of_run(load_run(self.writer.path))
@@ -74,8 +83,8 @@ def measure_rounds(
     ]
     with Spare() as spare:
         for i, (arm, number) in enumerate(turn):
-            then = turn[i + 1][0].launch if i + 1 < len(turn) else None
-            for step in _arm_round(arm, number, protocol, only, spare, then):
+            coming = [later.launch for later, _ in turn[i + 1 :]]
+            for step in _arm_round(arm, number, protocol, only, spare, coming):
                 if arm is arms[0] and len(arms) > 1 and step.row is not None and step.row.timing is not None:
                     method = step.row.timing.method
                     if method in GPU_TIMERS:
@@ -84,17 +93,19 @@ def measure_rounds(
 
 
 def _arm_round(
-    arm: Arm, number: int, protocol: Protocol, only: Collection[str] | None, spare: Spare, then: Launch | None
+    arm: Arm,
+    number: int,
+    protocol: Protocol,
+    only: Collection[str] | None,
+    spare: Spare,
+    coming: Sequence[Launch],
 ) -> Iterator[Progress]:
-    def wanted(case: Case) -> bool:
-        return (only is None or arm.key(case) in only) and (case.key, number) not in arm.done
-
     for skip in arm.plan.skips:
-        if wanted(skip.case):
+        if arm.wants(skip.case, number, only):
             row = skip.row(number)
             arm.writer.append(row, ())
             yield Progress(skip.case, number, row=row)
-    cases = [case for case in arm.plan.order(number) if wanted(case)]
+    cases = [case for case in arm.plan.order(number) if arm.wants(case, number, only)]
     yield from run_round(
         cases,
         number,
@@ -103,7 +114,7 @@ def _arm_round(
         protocol.settings,
         protocol.timeout_seconds,
         spare,
-        then,
+        coming,
         launch=arm.launch,
         anchors=protocol.anchors,
         timers={case.key: protocol.timers[arm.key(case)] for case in cases if arm.key(case) in protocol.timers},
@@ -119,15 +130,18 @@ def compare_rounds(
 ) -> list[Comparison]:
     """Measure, confirm and judge, once for each metric's rules. `base` is the stored side, or None for the first of two arms."""
     screening_rounds, confirm_rounds = rules[0].rounds, rules[0].confirm_rounds
-    planned = sum(len(arm.plan.cases) + len(arm.plan.skips) for arm in arms)
-    watch(measure_rounds(arms, range(screening_rounds), protocol), planned * screening_rounds, "screening")
+
+    def measure(numbers: Sequence[int], only: Collection[str] | None, title: str) -> None:
+        visits = sum(arm.visits(numbers, only) for arm in arms)
+        if visits:  # none are left of a stage that an interrupted run has finished
+            watch(measure_rounds(arms, numbers, protocol, only), visits, title)
 
     def sides() -> tuple[Side, Side]:
         return (base if base is not None else arms[0].side()), arms[-1].side()
 
+    measure(range(screening_rounds), None, "screening")
     flagged = {key for one in rules for key in first_stage(*sides(), one, pairing, screening_rounds)[0].to_confirm}
     if flagged:
         fresh = range(screening_rounds, screening_rounds + confirm_rounds)
-        visits = len(flagged) * confirm_rounds * len(arms)
-        watch(measure_rounds(arms, fresh, protocol, flagged), visits, f"measuring {len(flagged)} flagged cases again")
+        measure(fresh, flagged, f"measuring {len(flagged)} flagged cases again")
     return [judge(*sides(), one, pairing, screening_rounds) for one in rules]

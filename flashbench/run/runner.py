@@ -44,8 +44,8 @@ def run_plan(
                     writer.append(row, ())
                     yield Progress(skip.case, round_index, row=row)
             wanted = [case for case in plan.order(round_index) if (case.key, round_index) not in done]
-            then = OWN if round_index + 1 < plan.rounds else None
-            yield from run_round(wanted, round_index, plan.device, writer, settings, timeout_seconds, spare, then)
+            coming = [OWN] * (plan.rounds - round_index - 1)
+            yield from run_round(wanted, round_index, plan.device, writer, settings, timeout_seconds, spare, coming)
 
 
 def run_round(
@@ -56,7 +56,7 @@ def run_round(
     settings: dict[str, Any],
     timeout_seconds: float,
     spare: Spare,
-    then: Launch | None,
+    coming: Sequence[Launch],
     *,
     launch: Launch = OWN,
     anchors: bool = False,
@@ -64,8 +64,9 @@ def run_round(
 ) -> Iterator[Progress]:
     """One round: one worker, and a new one after each crash. Each finished row is on disk when it is yielded.
 
-    `then` is where the next round's worker will come from, so that a spare one can get ready. With `anchors`, the reference kernels are measured first, in the same process. `timers` holds the method for a case's key, where
-    the other side of a comparison has already chosen it.
+    `coming` says where the workers of the rounds after it will come from, so that spare ones can get ready. With `anchors`, the reference
+    kernels are measured first, in the same process. `timers` holds the method for a case's key, where the other side of a comparison
+    has already chosen it.
     """
     worker: WorkerProcess | None = None
     restarts = 0
@@ -81,8 +82,7 @@ def run_round(
             yield Progress(case, round_index, stage="start")
             if worker is None:
                 worker = spare.take(device, settings, launch)
-                if then is not None:
-                    spare.prepare(device, then)
+                spare.prepare(device, *coming)
                 if anchors and not restarts:
                     yield Progress(case, round_index, stage="anchors")
                     worker = _with_anchors(worker, round_index, writer) or spare.take(device, settings, launch)

@@ -7,11 +7,13 @@ turns in going first as they do in `ab`. Nothing changed between the sides, so w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench.analysis.gate.rules import Rules
 from flashbench.analysis.gate.shift import beyond, paired_shift, smallest_effect, threshold
+from flashbench.analysis.gate.simulation import simulate
+from flashbench.analysis.gate.worlds import SAMPLE_SD, Suite, World
 from flashbench.errors import StoreError, UsageError
 from flashbench.store.side import Side
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 SPLITS = 200
 RESAMPLES = 10_000
+SIMULATED_SUITES = 2000
 HEADROOM = 1.25
 """A case's margin is its worst A/A shift times this."""
 
@@ -70,8 +73,14 @@ class NoiseModel:
     cases: tuple[CaseNoise, ...]
     left_out: tuple[str, ...]
     rounds: int
+    process_sd: float
+    """Median over the cases."""
+    drift: float
+    """Median over the cases of the drift's size over the rounds of one screening."""
     screening: Rate
     """p < alpha without margins, per case: nominally alpha."""
+    simulated: float
+    """The same rate in suites that `simulation` draws with this process sd and drift."""
     flagged: Rate
     """Screenings that fire at the rules' margins."""
     confirmed: Rate | None
@@ -112,12 +121,6 @@ def split_pairs(rounds: int, pairs: int, splits: int, rng: np.random.Generator) 
     return 2 * chosen + first, 2 * chosen + 1 - first
 
 
-def screening_rates(campaign: Campaign, rules: Rules, splits: int = SPLITS, seed: int = 0) -> tuple[Rate, Rate]:
-    """How often an A/A screening of this campaign has p < alpha, and how often it fires at the rules' margins."""
-    _, by_test, by_margin = _screened(campaign, rules, splits, seed)
-    return _rate(by_test, seed), _rate(by_margin, seed)
-
-
 def noise_model(campaign: Campaign, rules: Rules, splits: int = SPLITS, seed: int = 0) -> NoiseModel:
     """Margins per case and the gate's error rates on this machine; UsageError with fewer rounds than one screening takes."""
     import numpy as np
@@ -137,14 +140,8 @@ def noise_model(campaign: Campaign, rules: Rules, splits: int = SPLITS, seed: in
         shift = paired_shift(differences, rules.alpha)
         # The noise comes from all pairs of the campaign, the effect is that of a screening's few.
         scale = math.sqrt(pairs / rules.rounds)
-        fewer = type(shift)(
-            shift.centre,
-            shift.low,
-            shift.high,
-            shift.se * scale,
-            shift.centre_se * scale,
-            0 * shift.df + rules.rounds - 1,
-            shift.p_worse,
+        fewer = replace(
+            shift, se=shift.se * scale, centre_se=shift.centre_se * scale, df=0 * shift.df + rules.rounds - 1
         )
         limit = threshold(margin, margins.absolute, float(medians[index]))
         effect = float(smallest_effect(fewer, limit, rules.alpha)[0])
@@ -161,7 +158,18 @@ def noise_model(campaign: Campaign, rules: Rules, splits: int = SPLITS, seed: in
     confirmed = None
     if pairs >= 2 * rules.rounds:
         confirmed = _rate(_both_stages(campaign, rules, splits, seed), seed)
-    return NoiseModel(tuple(cases), campaign.left_out, rounds, _rate(by_test, seed), _rate(by_margin, seed), confirmed)
+    typical_sd, drift = float(np.median(sd)), _drift(logs, rules)
+    return NoiseModel(
+        cases=tuple(cases),
+        left_out=campaign.left_out,
+        rounds=rounds,
+        process_sd=typical_sd,
+        drift=drift,
+        screening=_rate(by_test, seed),
+        simulated=_simulated_screening(typical_sd, drift, len(cases), rules),
+        flagged=_rate(by_margin, seed),
+        confirmed=confirmed,
+    )
 
 
 def overrides_of(model: NoiseModel, rules: Rules) -> dict[str, dict[str, float]]:
@@ -200,6 +208,20 @@ def _both_stages(campaign: Campaign, rules: Rules, splits: int, seed: int) -> Ar
     fresh = beyond(paired_shift(shifts[..., rules.rounds :], rules.alpha), limits, rules.family_alpha)
     stands: Array = ((screening != 0) & (screening == fresh)).mean(axis=1) / 2
     return stands
+
+
+def _drift(logs: Array, rules: Rules) -> float:
+    """From the slope of a straight line through each case's rounds; a screening has two rounds to a pair."""
+    import numpy as np
+
+    slopes = np.polyfit(np.arange(logs.shape[1]), logs.T, 1)[0]
+    return float(np.median(np.abs(slopes))) * 2 * rules.rounds
+
+
+def _simulated_screening(process_sd: float, drift: float, cases: int, rules: Rules) -> float:
+    # What was measured holds the noise of the median of a round's samples, which the model adds by itself.
+    own_sd = math.sqrt(max(0.0, process_sd**2 - SAMPLE_SD**2))
+    return simulate("paired", World(own_sd, drift=drift), Suite(cases, groups=1), SIMULATED_SUITES, 1, rules).screened
 
 
 def _limits(campaign: Campaign, rules: Rules) -> Array:

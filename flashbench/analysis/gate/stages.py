@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flashbench.analysis.gate.rules import Pairing, Rules
 from flashbench.analysis.gate.screening import Screening, conclude, confirm, screen
@@ -29,9 +30,21 @@ def judge(base: Side, new: Side, rules: Rules, pairing: Pairing, screening_round
     """The verdicts. Rounds from `screening_rounds` on are fresh ones, which confirm if they hold every case that the screening flags."""
     screening, fresh_base, fresh = first_stage(base, new, rules, pairing, screening_rounds)
     wanted = set(screening.to_confirm)
-    if wanted and wanted <= fresh.cases.keys():
-        return confirm(screening, fresh_base, fresh)
-    return conclude(screening)
+    if not wanted or not fresh.cases:
+        return conclude(screening)
+    comparison = confirm(screening, fresh_base, fresh) if wanted <= fresh.cases.keys() else conclude(screening)
+    fewest = min(_repeats(key, fresh_base, fresh) for key in wanted)
+    if fewest >= rules.confirm_rounds:
+        return comparison
+    decide = "these alone decide" if fewest else "the first rounds alone decide"
+    note = f"the confirmation is not finished: {fewest} of {rules.confirm_rounds} fresh rounds are there, and {decide}"
+    return replace(comparison, notes=(*comparison.notes, note))
+
+
+def _repeats(key: str, base: Side | None, new: Side) -> int:
+    """Fresh rounds of a case, pairs where the base has fresh rounds too."""
+    sides = (new,) if base is None else (base, new)
+    return len(set.intersection(*({seen.round for seen in side.cases.get(key, ())} for side in sides)))
 
 
 def overall(comparisons: Sequence[Comparison]) -> tuple[int, str]:

@@ -48,7 +48,7 @@ class Finding:
     """One-sided, in the direction of the change."""
     rounds: int | None = None
     confirmed: bool = False
-    """Whether the figures come from fresh rounds, measured after the screening had flagged this."""
+    """Whether the figures come from fresh rounds, measured after the screening had flagged this; `rounds` then counts these."""
     margin: float | None = None
     """The change that had to be exceeded: the relative margin, or the absolute one as a fraction where that is larger."""
     smallest_effect: float | None = None
@@ -126,7 +126,9 @@ def outcome(comparison: Comparison) -> tuple[int, str]:
         return 3, "no case in common between the two sides; check that both ran the same configuration"
     needed = max(comparison.rules.min_cases, 1)
     if comparison.judged < needed:
-        return 3, f"only {comparison.judged} of {common} cases in common could be judged, at least {needed} must be"
+        told = f"only {comparison.judged} of {common} cases in common could be judged, at least {needed} must be"
+        why = next((f"; {f.key}: {f.reason}" for f in comparison.cases if f.verdict == "inconclusive"), "")
+        return 3, told + why
     return 0, _quiet(comparison)
 
 

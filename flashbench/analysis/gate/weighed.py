@@ -104,7 +104,8 @@ def _finding(item: Weighed, rules: Rules, verdict: Verdict, reason: str, *, conf
         high=max(ends),
         shift=centre,
         p=p_worse if centre >= 0 else 1 - p_worse,
-        rounds=min(map(len, evidence.rounds)),
+        # Only the new side has fresh rounds between sessions: the base of both stages is what is stored.
+        rounds=len(evidence.rounds[1]) if confirmed else min(map(len, evidence.rounds)),
         confirmed=confirmed,
         margin=math.expm1(item.limit),
         smallest_effect=float(smallest_effect(shift, item.limit, rules.alpha)),
