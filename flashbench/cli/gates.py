@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashbench.cli.verdicts import Reports
 
 RESULTS = Path("results")
 BASELINES = Path("results/baselines")
@@ -145,11 +148,9 @@ def ab(
     )  # fmt: skip
     variants = Variants((base, new), (base_python, new_python), (base_provider, new_provider))
     if resume is not None:
-        from flashbench.cli import pairs
-
         if config or given or variants != Variants() or confirm_rounds or self_test or inject or dry_run:
             raise UsageError("--resume goes on with the run's own configuration and sides; give it nothing but reports")
-        raise typer.Exit(pairs.resume(resume, Reports(markdown, junit, json)))
+        raise typer.Exit(_resumed_pair(resume, Reports(markdown, junit, json)))
     if self_test:
         from flashbench.cli.selftest import run_self_test
 
@@ -226,3 +227,13 @@ def simulate(
         raise UsageError(f"--suites: {suites} suites show nothing; give at least 1")
     arguments = ["--suites", str(suites), "--seed", str(seed)]
     raise typer.Exit(main(arguments if only is None else [*arguments, "--only", only.value]))
+
+
+def _resumed_pair(path: Path, reports: Reports) -> int:
+    """Finish an interrupted `ab` or its self-test; the exit code."""
+    from flashbench.cli import pairs, selftest, two_sides
+
+    base, new = pairs.runs_of_pair(path)
+    if "injections" in base.header:
+        return selftest.resume_self_test(base, new)
+    return two_sides.resume_ab(base, new, reports)

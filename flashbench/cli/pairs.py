@@ -5,23 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flashbench.cli.verdicts import Reports
 from flashbench.errors import StoreError, UsageError
 from flashbench.store.read import HEADER, Run, load_run
 
 SIDES = ("base", "new")
-
-
-def resume(path: Path, reports: Reports) -> int:
-    """Finish an interrupted `ab` or its self-test; the exit code."""
-    base, new = runs_of_pair(path)
-    if "injections" in base.header:
-        from flashbench.cli.selftest import resume_self_test
-
-        return resume_self_test(base, new)
-    from flashbench.cli.two_sides import resume_ab
-
-    return resume_ab(base, new, reports)
 
 
 def runs_of_pair(path: Path) -> tuple[Run, Run]:
