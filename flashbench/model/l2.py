@@ -57,32 +57,32 @@ class L2:
         """HBM bytes read of chunks that had been in the L2 before."""
         self.spilled = 0
         """HBM bytes of `store` and `add` pushed out."""
-        self._parts: list[OrderedDict[int, tuple[int, bool]]] = [OrderedDict() for _ in range(partitions)]
+        self.parts: list[OrderedDict[int, tuple[int, bool]]] = [OrderedDict() for _ in range(partitions)]
         self._used = [0] * partitions
         self._seen: set[int] = set()
         self._passing = 0
 
     def load(self, side: int, key: int, size: int) -> None:
         """Read by an SM of one side."""
-        part = self._parts[side % len(self._parts)]
+        part = self.parts[side % len(self.parts)]
         if key in part:
             part.move_to_end(key)
             return
         if key in self._seen:
-            if not any(key in other for other in self._parts):
+            if not any(key in other for other in self.parts):
                 self.again += size
         else:
             self._seen.add(key)
-        self._keep(side % len(self._parts), key, size, dirty=False)
+        self._keep(side % len(self.parts), key, size, dirty=False)
 
     def store(self, key: int, size: int) -> None:
         """Written whole, so never read first."""
         self._seen.add(key)
-        self._keep(key % len(self._parts), key, size, dirty=True)
+        self._keep(key % len(self.parts), key, size, dirty=True)
 
     def add(self, key: int, size: int) -> None:
         """Read, changed and written, in the one place where it lies."""
-        if key not in self._parts[key % len(self._parts)] and key in self._seen:
+        if key not in self.parts[key % len(self.parts)] and key in self._seen:
             self.again += size
         self.store(key, size)
 
@@ -90,10 +90,10 @@ class L2:
         """Bytes that nobody touches again, but that push others out."""
         if size:
             self._passing -= 1
-            self._keep(side % len(self._parts), self._passing, size, dirty=False)
+            self._keep(side % len(self.parts), self._passing, size, dirty=False)
 
     def _keep(self, place: int, key: int, size: int, dirty: bool) -> None:
-        part = self._parts[place]
+        part = self.parts[place]
         if key in part:
             part[key] = (size, dirty or part[key][1])
             part.move_to_end(key)
@@ -118,32 +118,40 @@ def chunk_rows(rows: int, streams: Sequence[Stream], capacity: float) -> int:
 def replay(l2: L2, blocks: Sequence[Block], streams: Sequence[Stream], slots: int, sm_count: int, chunk: int) -> None:
     """Run a launch of `blocks` on `slots` places through the cache."""
     waiting = iter(blocks)
+    places = min(slots, len(blocks))
+    sides = [slot % sm_count % len(l2.parts) for slot in range(places)]
+    running: list[Block | None] = [None] * places
+    at, end = [0] * places, [0] * places
+    moves = [(stream_key(number, 0, 0), chunk * stream.row_bytes, stream.adds) for number, stream in enumerate(streams)]
 
-    def start(slot: int) -> tuple[Block, int, int] | None:
-        block = next(waiting, None)
-        if block is None:
-            return None
-        l2.pass_by(slot % sm_count, block.reads)
-        return block, block.first // chunk, -(-block.end // chunk)
+    def start(slot: int) -> None:
+        running[slot] = block = next(waiting, None)
+        if block is not None:
+            l2.pass_by(sides[slot], block.reads)
+            at[slot], end[slot] = block.first // chunk, -(-block.end // chunk)
 
-    running = [start(slot) for slot in range(min(slots, len(blocks)))]
+    for slot in range(places):
+        start(slot)
     while any(running):
-        for slot, state in enumerate(running):
-            if state is None:
+        for slot, block in enumerate(running):
+            if block is None:
                 continue
-            block, at, end = state
-            if at < end:
-                for number, stream in enumerate(streams):
-                    key, size = stream_key(number, block.head, at), chunk * stream.row_bytes
-                    if stream.adds:
+            here = at[slot]
+            if here < end[slot]:
+                side = sides[slot]
+                part, row = l2.parts[side], stream_key(0, block.head, here)
+                for first, size, adds in moves:
+                    key = first + row
+                    if adds:
                         l2.add(key, size)
+                    elif key in part:  # nearly always: so much quicker than `load`, which would do the same
+                        part.move_to_end(key)
                     else:
-                        l2.load(slot % sm_count, key, size)
-            if at + 1 < end:
-                running[slot] = (block, at + 1, end)
-            else:
-                l2.pass_by(slot % sm_count, block.writes)
-                running[slot] = start(slot)
+                        l2.load(side, key, size)
+            at[slot] = here + 1
+            if here + 1 >= end[slot]:
+                l2.pass_by(sides[slot], block.writes)
+                start(slot)
 
 
 def stream_key(stream: int, head: int, chunk: int) -> int:

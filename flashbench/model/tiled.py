@@ -34,9 +34,7 @@ def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traff
 
 
 @functools.lru_cache(maxsize=1024)
-def _keys_again(
-    p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int, own: int
-) -> tuple[float, int]:
+def _keys_again(p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int, own: int) -> tuple[float, int]:
     """Bytes of K and V beyond the first read of each when blocks of queries, `own` bytes each, go over them: estimate, and no reuse."""
     t = tensors(p)
     row, first = t.k_row + t.v_row, seen_keys(p)
@@ -153,7 +151,7 @@ def backward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Tra
     moved = min(most, again + spilled)
     share = moved / (again + spilled) if again + spilled else 0.0
     dq, dq_high = _dq_pass(p, cache, schedule) if schedule.two_pass_backward else (0.0, 0)
-    copies = len(schedule.backward_copies) * t.o  # as large each; written, and read by the first kernel in place of the original
+    copies = len(schedule.backward_copies) * t.o  # written, and read by the first kernel in place of the original
     copied = copies * cache.handed_over(t.o)
     estimate = once + moved + dq + 2 * copied
     return Traffic(once, round(estimate), once + most + dq_high + 2 * copies, round(written + spilled * share + copied))

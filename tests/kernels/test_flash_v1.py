@@ -131,7 +131,9 @@ def test_what_waits_is_read_from_hbm_only_as_far_as_the_l2_does_not_hold_it(mask
     waiting = 128 * 16384 * (64 * (2 + 4) + 8)
     assert moved(waiting).estimate == moved(waiting).low
     everything = moved(0).high
-    if mask == "none":  # the last row that is used comes back first: an L2 that is a little too small holds none of them in time
+    if (
+        mask == "none"
+    ):  # every row comes back after all others: an L2 that is a little too small holds none of them so long
         assert moved(waiting - 1).estimate == everything
     else:  # the rows that are left become fewer with every block of keys, and from some block on they fit
         assert moved(waiting // 13).estimate == pytest.approx(everything, rel=1 / 13)
