@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from flashbench.model.memory import footprint
 from flashbench.model.schedule import Schedule
 from flashbench.providers.spec import Provider
 from flashbench.providers.table import get
-from flashbench.records import Case, Device, Memory, Problem
+from flashbench.records import Case, Device, Memory, Problem, from_plain
 
 MIB = 2**20
 SCALAR = 64
@@ -110,6 +112,22 @@ def test_flash_holds_its_output_and_row_statistics_and_little_more(cpu: Device) 
 
 
 # ME-02: net of inputs
+
+
+REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "h200-sxm-141gb"
+BACKWARD = [
+    json.loads(line) for line in (REFERENCE / "20261130T014527Z-backward" / "rows.jsonl").read_text().splitlines()
+]
+
+
+@pytest.mark.parametrize(
+    "row", BACKWARD, ids=lambda row: Case(row["case"]["provider"], from_plain(Problem, row["case"]["problem"])).key
+)
+def test_a_backward_pass_held_on_an_h200_what_is_predicted(row: dict) -> None:
+    """Within 3 MiB: the row statistics are padded by some, and PyTorch keeps the state of a random generator."""
+    problem, provider = from_plain(Problem, row["case"]["problem"]), get(row["case"]["provider"])
+    held = row["memory"]["peak_bytes"] - row["memory"]["before_bytes"]
+    assert footprint(provider.algorithm, problem, provider.schedule).peak == pytest.approx(held, abs=3 * MIB)
 
 
 def test_a_temporary_is_counted_and_what_was_there_before_is_not(cpu: Device) -> None:

@@ -108,7 +108,8 @@ def _tiled(algorithm: str, p: Problem, s: Schedule) -> _Phases:
     left = t.o + kept_rows + copies
     in_place = s.two_pass_backward or s.accumulator_bytes == p.element_bytes
     accumulator = 0 if in_place else t.rows * p.head_dim * s.accumulator_bytes
-    return _Phases(left, left, t.q + t.k + t.v + statistics + accumulator + copies)
+    laid_out_anew = len(s.backward_copies) * t.o
+    return _Phases(left, left, t.q + t.k + t.v + statistics + accumulator + copies + laid_out_anew)
 
 
 def _stored_blocks(p: Problem, s: Schedule) -> _Phases:
