@@ -39,8 +39,12 @@ T4 = Device(
     sdpa_backends=("math", "efficient"),
     versions={"triton": "3.6.0"},
 )
-NOT_ON_CPU = ("flash-v1", "flash-v2", "flash-v2-one-pass", "flash-decode", "sdpa-efficient", "sdpa-cudnn")
-ON_CPU = [name for name, provider in PROVIDERS.items() if provider.computes == "attention" and name not in NOT_ON_CPU]
+NOT_ON_CPU = ("flash-v1", "flash-v2", "flash-v2-one-pass", "flash-decode", "fa3", "sdpa-efficient", "sdpa-cudnn")
+ON_CPU = [
+    name
+    for name, provider in PROVIDERS.items()
+    if provider.computes == "attention" and name not in NOT_ON_CPU and not name.startswith("flash-v3")
+]
 
 SHAPES = {
     "square": {},

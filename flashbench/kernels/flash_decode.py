@@ -30,7 +30,6 @@ Cost of one call, for B sequences of M keys, N queries, H query heads, H_kv key/
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -43,7 +42,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from flashbench.errors import UsageError
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
 from flashbench.kernels.flash_decode_combine import Combination, combination, combine_kernel
-from flashbench.kernels.inputs import DTYPES, device_limits, on, visibility
+from flashbench.kernels.inputs import DTYPES, device_limits, on, sm_count, visibility
 from flashbench.kernels.paged import check_cache, load_paged_rows, pages_of
 from flashbench.kernels.schedule import key_ranges, visible
 from flashbench.kernels.splits import MAX_ROWS, decode_shared_bytes, split_count, tallest_shared_bytes
@@ -249,12 +248,6 @@ def prepare(
     grid = (batch * heads_kv * row_blocks * splits,)
     combine = combination(parts, part_lse, out, lse, pdl) if splits > 1 else None
     return Launch(grid, arguments, constants, combine, blocks, splits, out, lse)
-
-
-@functools.lru_cache(maxsize=64)
-def sm_count(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; for any other, where kernels are interpreted one program at a time, few."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def flash_decode(

@@ -113,9 +113,12 @@ def flash_v1_kernel(
                 last = key + BLOCK_KV > shift + tl.minimum(row + BLOCK_Q, seq_q) - 1
             # All of a tile is asked for at once: its way from HBM is waited for once.
             q_tile = load_rows(q, q_strides, batch, head_q, row, seq_q, HEAD_DIM, BLOCK_Q, D, True, False)
-            before_m = tl.load(waiting_m + at + inside, mask=exists & begun, other=float("-inf"))
-            before_l = tl.load(waiting_l + at + inside, mask=exists & begun, other=0.0)
-            before_o = tl.load(waiting_o + at * HEAD_DIM_V + tile, mask=keep & begun, other=0.0)
+            waits = tl.where(
+                begun, exists, False
+            )  # not `&`: of a scalar and a tile the interpreter of Triton 3.9 makes no mask
+            before_m = tl.load(waiting_m + at + inside, mask=waits, other=float("-inf"))
+            before_l = tl.load(waiting_l + at + inside, mask=waits, other=0.0)
+            before_o = tl.load(waiting_o + at * HEAD_DIM_V + tile, mask=tl.where(begun, keep, False), other=0.0)
 
             s = tl.dot(q_tile, k_tile.T, input_precision=PRECISION) * scale_log2
             if CAUSAL or TAIL:

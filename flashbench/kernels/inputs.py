@@ -81,3 +81,9 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     """Within it, launches go to `device`: Triton takes the current one, wherever the tensors lie."""
     foreign = device.type == "cuda" and device.index != torch.cuda.current_device()
     return torch.cuda.device(device) if foreign else nullcontext()
+
+
+@functools.lru_cache(maxsize=64)
+def sm_count(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; for any other, where kernels are interpreted one program at a time, few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

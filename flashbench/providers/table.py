@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from flashbench.errors import UsageError, nearest
-from flashbench.providers import flash_decode, flash_v1, flash_v2, gemm, naive, sdpa, tiled, user
+from flashbench.providers import fa3, flash_decode, flash_v1, flash_v2, flash_v3, gemm, naive, sdpa, tiled, user
 from flashbench.providers.spec import Provider
 
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
-    for family in (naive, tiled, sdpa, flash_v1, flash_v2, flash_decode, gemm)
+    for family in (naive, tiled, sdpa, flash_v1, flash_v2, flash_v3, flash_decode, fa3, gemm)
     for provider in family.PROVIDERS
 }
 

@@ -1,0 +1,291 @@
+"""Launching flash-v3: the choices that make it up, which of them go with which head dimension, and the checks that TMA asks for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from flashbench.errors import UsageError, nearest
+from flashbench.kernels.blocks import padded
+from flashbench.kernels.flash_v2 import LOG2_E
+from flashbench.kernels.flash_v3 import ROWS, flash_v3_kernel
+from flashbench.kernels.gluon_names import TensorDescriptor, gl
+from flashbench.kernels.inputs import check_inputs, device_limits, sm_count, visibility
+from flashbench.kernels.tiles import describable
+
+CAPABILITY = (9, 0)
+ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+REGISTERS = {2: (240, 24), 3: (160, 32)}
+"""Registers of a consumer's and of a producer's thread by the number of consumers: 65,536 a multiprocessor, over 128 threads for each."""
+SHARED_BYTES = 227 * 1024
+"""Most shared memory of one program on sm_90 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """One way to build the kernel: its tiles, and each idea of the way from v2 to v3 as a switch."""
+
+    consumers: int = 2
+    """Warpgroups that compute, of 64 queries each: 2 or 3."""
+    block_kv: int = 128
+    stages: int = 2
+    """K and V tiles in flight or in use."""
+    overlap: bool = True
+    """The next block's scores are under way during this block's softmax, inside one warpgroup (FlashAttention-3, section 3.2)."""
+    persistent: bool = True
+    """One program a multiprocessor, which goes on to the next tile, and loads it while the last one ends."""
+    longest_first: bool = True
+    """Causal: tiles with the most keys come first."""
+    pingpong: bool = False
+    """Warpgroups take turns at the matrix unit, so that one's softmax runs beside the other's products (the paper's section 3.1)."""
+    late_rescale: bool = False
+    """The output is rescaled while the next scores are computed, not before: what FlashAttention-3 does beyond head dimension 128."""
+    named_release: bool = False
+    """Consumers give K and V tiles back through named barriers, without first meeting among themselves."""
+
+    @property
+    def block_q(self) -> int:
+        return self.consumers * int(ROWS)
+
+    @property
+    def num_warps(self) -> int:
+        """Of a program, the producer's included; registers are set for whole warpgroups, so that it takes four, three of them idle."""
+        return 4 * self.consumers + 4
+
+    def row(self) -> str:
+        """The tiles in short, such as `128x128 s2`."""
+        return f"{self.block_q}x{self.block_kv} s{self.stages}"
+
+
+# By the larger padded head dimension: as many keys as registers hold scores for (block_kv + head_dim_v <= 320 a row), then as many stages as
+# fit. Not tuned: those of a probe that was 0.94 times as fast as cuDNN on an H200.
+DESIGNS = {
+    64: Design(stages=3),
+    128: Design(),
+    256: Design(block_kv=64),
+}
+BARE = {"overlap": False, "persistent": False, "longest_first": False}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    # Rungs of the ladder from flash-v2 to flash-v3: each has one idea more than the one above it.
+    "bare": BARE,
+    "overlap": BARE | {"overlap": True},
+    "persistent": BARE | {"overlap": True, "persistent": True},
+    # Steps aside, each with one thing other than in flash-v3.
+    "one-tile": {"persistent": False},
+    "no-overlap": {"overlap": False},
+    "pingpong": {"pingpong": True},
+    "late-rescale": {"late_rescale": True},
+    "named-release": {"named_release": True},
+    "three-consumers": {"consumers": 3},
+}
+"""Fields of the head dimension's design that a variant sets."""
+
+
+def design_for(head_dim: int, head_dim_v: int, variant: str = "", *, causal: bool = False) -> Design:
+    """The design of a variant for a head dimension; UsageError for a variant that is not known or does not fit the registers."""
+    if variant not in VARIANTS:
+        known = ", ".join(filter(None, VARIANTS))
+        raise UsageError(f"unknown variant '{variant}' of flash-v3{nearest(variant, VARIANTS)} (known: {known})")
+    widest = max(box(head_dim), box(head_dim_v))
+    design = replace(DESIGNS[widest], **VARIANTS[variant])
+    if design.consumers == 3 and widest > 64:
+        raise UsageError(f"three consumers have registers for a head_dim up to 64, not {max(head_dim, head_dim_v)}")
+    if design.consumers == 3 and causal:
+        return replace(design, block_kv=64)  # with 128 keys, masked blocks spill: 160 registers a thread
+    return design
+
+
+def box(head_dim: int) -> int:
+    """The head dimension as a tile holds it: 64, 128 or 256. What is beyond the tensor the copy engine reads as 0, and does not write."""
+    return max(64, padded(head_dim))
+
+
+def tile_bytes(design: Design, head_dim: int, head_dim_v: int, *, out_tiles: bool) -> int:
+    """Shared memory of one program, from above: Q of all consumers, K and V of each stage, the output's tiles if they have their own place."""
+    d, dv = box(head_dim), box(head_dim_v)
+    elements = design.block_q * d + design.stages * design.block_kv * (d + dv)
+    barriers = 1024
+    return 2 * (elements + out_tiles * design.block_q * dv) + barriers
+
+
+class Launch(NamedTuple):
+    """One launch, ready to make: `flash_v3_kernel[grid](*arguments, **constants)` fills out and lse."""
+
+    grid: tuple[int]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    design: Design
+    out: torch.Tensor
+    lse: torch.Tensor | None
+
+
+def prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: str = "none",
+    scale: float | None = None,
+    with_lse: bool = False,
+    variant: str = "",
+    design: Design | None = None,
+) -> Launch:
+    """The launch for `flash_v3_forward` with the same arguments; allocates its outputs, launches nothing."""
+    check_inputs(q, k, v)
+    check_supported(q, k, v)
+    batch, heads_q, seq_q, head_dim = q.shape
+    heads_kv, seq_kv, head_dim_v = v.shape[1:]
+    causal, window = visibility(mask, seq_kv)
+    scale = head_dim**-0.5 if scale is None else scale
+    design = design or design_for(head_dim, head_dim_v, variant, causal=causal)
+    out_tiles = tile_bytes(design, head_dim, head_dim_v, out_tiles=True) <= SHARED_BYTES
+    if not out_tiles and (
+        box(head_dim) != box(head_dim_v) or tile_bytes(design, head_dim, head_dim_v, out_tiles=False) > SHARED_BYTES
+    ):
+        raise UsageError(
+            f"tiles of {design.row()} at head_dim {head_dim}/{head_dim_v} do not fit {SHARED_BYTES} bytes of shared memory"
+        )
+    longest_first = causal and design.longest_first
+
+    out = torch.empty((batch, heads_q, seq_q, head_dim_v), dtype=v.dtype, device=q.device)
+    lse = torch.empty((batch, heads_q, seq_q), dtype=torch.float32, device=q.device) if with_lse else None
+    d, dv = box(head_dim), box(head_dim_v)
+    rows = int(ROWS)
+    descriptors = (
+        describe(q, rows, d),
+        describe(k, design.block_kv, d),
+        describe(v, design.block_kv, dv),
+        describe(out, rows, dv),
+    )
+    tile_count = batch * heads_q * -(-seq_q // design.block_q)
+    group = section = heads_q // heads_kv
+    if longest_first:
+        # As many heads as have keys and values that fill half of the L2 together; a query block of all of them, then the next shorter one.
+        kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
+        section *= max(1, min(batch * heads_kv, device_limits(q.device).l2_bytes // 2 // kv_head_bytes))
+    arguments = (
+        *descriptors, lse, batch * heads_q, heads_q, group, seq_q, seq_kv, window or 0, section, tile_count, scale * LOG2_E,
+    )  # fmt: skip
+    consumer_registers, producer_registers = REGISTERS[design.consumers]
+    constants = {
+        "CONSUMERS": design.consumers,
+        "D": d,
+        "DV": dv,
+        "BLOCK_KV": design.block_kv,
+        "STAGES": design.stages,
+        "CAUSAL": causal,
+        "WINDOW": window is not None,
+        "TAIL": not causal and seq_kv % design.block_kv != 0,
+        "NEGATIVE_SCALE": scale < 0,
+        "WITH_LSE": with_lse,
+        "OVERLAP": design.overlap,
+        "PINGPONG": design.pingpong,
+        "LONGEST_FIRST": longest_first,
+        "LATE_RESCALE": design.late_rescale,
+        "NAMED_RELEASE": design.named_release,
+        "OUT_TILES": out_tiles,
+        "CONSUMER_REGISTERS": consumer_registers,
+        "PRODUCER_REGISTERS": producer_registers,
+        "num_warps": 4,  # of the first consumer; the other roles bring their own
+        "enable_fp_fusion": True,  # s * c - m in one instruction; Triton 3.10 no longer does so unasked
+    }
+    grid = (min(tile_count, sm_count(q.device)) if design.persistent else tile_count,)
+    return Launch(grid, arguments, constants, design, out, lse)
+
+
+def check_supported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """UsageError, with the reason, for what this kernel cannot do though others can."""
+    reason = dtype_reason(str(q.dtype).removeprefix("torch.")) or head_dim_reason(q.shape[3], v.shape[3])
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not reason and not describable(tensor):
+            reason = (
+                f"flash-v3 reads through the copy engine, which takes contiguous channels, 16-byte aligned strides and no repeated memory; "
+                f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; pass {name}.contiguous(), or use flash-v2"
+            )
+    capability = device_limits(q.device).capability
+    if not reason and capability != CAPABILITY:
+        where = "no GPU" if capability is None else f"sm_{capability[0]}{capability[1]}"
+        reason = f"flash-v3 is written for Hopper, sm_90; this is {where}; flash-v2 runs on other GPUs"
+    if reason:
+        raise UsageError(reason)
+
+
+def dtype_reason(dtype: str) -> str | None:
+    """Why a dtype cannot be, by any of its names, or None."""
+    if dtype in ("bf16", "fp16", "bfloat16", "float16"):
+        return None
+    return f"flash-v3 takes bf16 and fp16, not {dtype}"
+
+
+def head_dim_reason(head_dim: int, head_dim_v: int) -> str | None:
+    """Why head dimensions cannot be, or None: rows of the tensors start at multiples of 16 bytes, and a tile holds 256 channels."""
+    if all(d % 8 == 0 and 0 < d <= 256 for d in (head_dim, head_dim_v)):
+        return None
+    return f"flash-v3 takes multiples of 8 up to 256 as head_dim, not {head_dim}/{head_dim_v}"
+
+
+@functools.lru_cache(maxsize=64)
+def tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
+    """How a tile lies in shared memory, as the matrix unit reads it and the copy engine writes it."""
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], ELEMENTS[dtype])
+
+
+def describe(tensor: torch.Tensor, rows: int, columns: int) -> Any:
+    """A descriptor of (batch, heads, seq, channel) whose tiles are (1, 1, rows, columns). Needs `describable(tensor)`."""
+    # The stride of an axis of length 1 means nothing and need not be aligned; any aligned one will do.
+    strides = [step if n > 1 else 16 for n, step in zip(tensor.shape[:3], tensor.stride(), strict=False)]
+    block = [1, 1, rows, columns]
+    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], block, tile_layout(rows, columns, tensor.dtype))
+
+
+def flash_v3_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: str = "none",
+    scale: float | None = None,
+    with_lse: bool = False,
+    variant: str = "",
+    design: Design | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale Q K^T) V for q (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv): (B, Hq, Sq, Dv), contiguous, in their dtype.
+
+    On sm_90, in bf16 and fp16, for head dimensions that are multiples of 8 up to 256, and strides that the copy engine takes. Masks (`none`,
+    `causal`, `window:W`), grouped heads, the scale (by default D^-1/2, any sign) and the log-sum-exp are those of `flash_v2_forward`.
+    A `variant` names one of VARIANTS; a `design` sets every choice by itself. Not differentiable. Raises UsageError, with the reason, for
+    what the kernel does not take.
+    """
+    launch = prepare(q, k, v, mask=mask, scale=scale, with_lse=with_lse, variant=variant, design=design)
+    run(launch)
+    return launch.out if launch.lse is None else (launch.out, launch.lse)
+
+
+def run(launch: Launch) -> Any:
+    """Make the launch, on its tensors' device; gives Triton's compiled kernel."""
+    device = launch.out.device
+    if device.index == torch.cuda.current_device():
+        return flash_v3_kernel[launch.grid](*launch.arguments, **launch.constants)
+    with torch.cuda.device(device):
+        return flash_v3_kernel[launch.grid](*launch.arguments, **launch.constants)
+
+
+def launch_figures(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> dict[str, Any]:
+    """Tiles, switches, registers, spills and shared memory of the kernel that `flash_v3_forward(q, k, v, **options)` runs; runs it once.
+
+    The registers are those that a thread is launched with; consumers then take more of them, and the producer fewer (REGISTERS).
+    """
+    launch = prepare(q, k, v, **options)
+    compiled = run(launch)
+    design = asdict(launch.design)
+    figures = {
+        "block_q": launch.design.block_q,
+        "num_warps": launch.design.num_warps,
+        "num_stages": design.pop("stages"),
+    }
+    compiled_to = {"registers": compiled.n_regs, "spills": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
+    return {**figures, **design, **compiled_to}

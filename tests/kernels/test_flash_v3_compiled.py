@@ -1,0 +1,139 @@
+"""flash-v3 compiled ahead of time for sm_90, without a GPU: what it takes of the chip, and the order of its machine code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from problems import AttentionProblem, attention
+from v3_runs import needs_gluon
+
+needs_gluon()
+pytestmark = pytest.mark.compile
+
+SHARED_LIMIT_BYTES = 227 * 1024
+EXPONENTIALS = {64: 64, 128: 64, 256: 32}
+"""A thread's share of a block of scores, by head dimension: 64 queries and the keys of the design, over 128 threads."""
+
+Case = tuple[AttentionProblem, str]
+
+
+def case(dim: str, mask: str, variant: str = "", *, dtype: str = "bf16", seq: str = "4096", **rest: object) -> Case:
+    name = f"{variant or 'flash-v3'}, {dtype} d {dim} {mask}, {seq}"
+    return attention(name, "16/4", seq, dim, dtype=dtype, mask=mask, **rest), variant
+
+
+MAIN = (case("128", "none"), case("128", "causal"), case("64", "none"), case("256", "none"))
+OTHER_PROBLEMS = (
+    case("64", "causal"), case("256", "causal"), *(case(d, "window:1000") for d in ("64", "128", "256")),
+    case("128", "none", seq="1000/1100"), case("128", "causal", dtype="fp16"), case("128", "causal", seq="1/1"),
+    *(case(d, "causal") for d in ("8", "72", "80", "96", "160", "192", "192/128", "64/256", "128/256")),
+    case("128", "causal", scale=-0.5), case("128", "none", layouts=("packed", "transposed", "transposed")),
+)  # fmt: skip
+VARIANTS = ("bare", "overlap", "persistent", "one-tile", "no-overlap", "pingpong", "late-rescale", "named-release")
+OTHER_VARIANTS = (
+    *(case(d, mask, variant) for variant in VARIANTS for d, mask in (("128", "none"), ("128", "causal"))),
+    *(case(d, "causal", variant) for variant in ("pingpong", "late-rescale", "named-release") for d in ("64", "256")),
+    *(case("64", mask, "three-consumers") for mask in ("none", "causal", "window:1000")),
+)  # fmt: skip
+
+
+def compiled(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
+    """Figures of every case; fails with the child's words if it dies on the way."""
+    child = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("v3_child.py"))],
+        input=pickle.dumps(cases),
+        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        timeout=280,
+        check=False,
+    )
+    done = [json.loads(line) for line in child.stdout.splitlines()]
+    if child.returncode:
+        after = done[-1]["name"] if done else "nothing"
+        raise AssertionError(f"after {after}: exit code {child.returncode}\n{child.stderr.decode()[-3000:]}")
+    return done
+
+
+def overlapped_softmaxes(order: list[list[Any]]) -> list[dict[str, int]]:
+    """What lies between each wait for the scores and the next wait for everything: the softmaxes that run beside a product."""
+    names = [name for name, _ in order]
+    found = []
+    for start, name in enumerate(names):
+        if name == "wait for all but one":
+            inside = order[start + 1 : names.index("wait for all", start)]
+            found.append({what: sum(n for name, n in inside if name == what) for what, _ in inside})
+    return found
+
+
+def complaints(figures: dict[str, Any]) -> list[str]:
+    """What is wrong with a compiled kernel, in words."""
+    variant, problem = figures["variant"], figures["name"]
+    overlaps = variant not in ("bare", "no-overlap")
+    consumers = 3 if variant == "three-consumers" else 2
+    registers = {240, 24} if consumers == 2 else {160, 32}
+    softmaxes = overlapped_softmaxes(figures["order"])
+    counts = {name: sum(n for what, n in figures["order"] if what == name) for name in ("load", "store")}
+    # Steady, and one more loop for each kind of masked block, in the code of every consumer.
+    loops = 1 + ("causal" in problem or "window" in problem) + ("window" in problem)
+    # A mask leaves a few registers too few for what the loop over tiles remembers: stored and read once a tile.
+    allowed_spill = 0 if " none" in problem else 64
+    found = {
+        f"spills {figures['spilled_bytes']} bytes": figures["spilled_bytes"] > allowed_spill,
+        "products wait for one another": figures["serialised"],
+        "more shared memory than the device has": figures["shared_bytes"] > SHARED_LIMIT_BYTES,
+        "more shared memory than was estimated": figures["shared_bytes"] > figures["shared_estimate_bytes"],
+        "another number of threads": figures["threads"] != 128 * (consumers + 1),
+        f"registers set to {figures['registers_set']}": not registers <= set(figures["registers_set"]),
+        f"named barriers of Triton's own up to {figures['named_barriers'][-1]}": figures["named_barriers"][-1] > 4,
+        "descriptors made on the device": figures["scratch_bytes"] > 0,
+        "not loaded and stored by the copy engine": not (counts["load"] and counts["store"] >= consumers),
+        f"{len(softmaxes)} softmaxes beside a product": len(softmaxes) != (consumers * loops if overlaps else 0),
+        "a softmax has no pin": any(between.get("pin", 0) == 0 for between in softmaxes),
+        "a softmax spills": any(between.get("spill", 0) > 0 for between in softmaxes),
+    }
+    wanted = next(n for d, n in EXPONENTIALS.items() if widest(problem) <= d)
+    if consumers == 3 and loops > 1:
+        wanted = 32  # masked, they take 64 keys at a time
+    for between in softmaxes:
+        # Two more, one a row of the thread, rescale what was summed before.
+        found[f"{between.get('exponential', 0)} exponentials beside the product, not {wanted + 2}"] = (
+            between.get("exponential", 0) != wanted + 2
+        )
+    return [f"{problem}: {what}" for what, is_so in found.items() if is_so]
+
+
+def widest(name: str) -> int:
+    return max(map(int, name.partition(" d ")[2].split()[0].split("/")))
+
+
+def assert_compiles_well(cases: tuple[Case, ...]) -> None:
+    found = compiled(cases)
+    assert [figures["name"] for figures in found] == [problem.name for problem, _ in cases]
+    assert "\n".join(complaint for figures in found for complaint in complaints(figures)) == ""
+
+
+def test_the_kernel_fits_the_chip_and_its_softmax_runs_beside_a_product() -> None:
+    assert_compiles_well(MAIN)
+
+
+def test_without_overlap_no_softmax_runs_beside_a_product() -> None:
+    # The same search finds nothing where there is nothing, so what it finds above is there.
+    found = compiled((case("128", "none", "no-overlap"),))
+    assert overlapped_softmaxes(found[0]["order"]) == []
+
+
+@pytest.mark.slow
+def test_so_it_is_for_other_masks_dtypes_head_dims_and_layouts() -> None:
+    assert_compiles_well(OTHER_PROBLEMS)
+
+
+@pytest.mark.slow
+def test_so_it_is_for_every_variant() -> None:
+    assert_compiles_well(OTHER_VARIANTS)

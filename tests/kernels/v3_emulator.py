@@ -1,0 +1,318 @@
+"""flash-v3's source run in Python: a thread for each role of a program, mbarriers and named barriers that really wait, NumPy for tiles.
+
+Nothing of it is compiled, and no time passes as on a GPU; but it is the kernel as it stands, with its barriers, its order of work and its
+numbers. It is run against the kernel: products are computed when they are waited for and not before, and a tile's store when its place is
+asked for again, so that whatever is given back too early is overwritten. A wait that never ends is an error.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+SECONDS = 20.0
+"""A wait as long as this has no end."""
+LONGEST_DELAY = 2e-4
+"""Seconds by which any role is late at any barrier, so that roles overtake one another in all ways."""
+
+
+class Array(np.ndarray):
+    """A tensor, or a tile in shared memory, where reshaping and indexing give views."""
+
+    type = types.SimpleNamespace(layout=None)
+
+    def to(self, dtype: Any) -> Array:
+        return self.astype(np.float16).astype(np.float32).view(Array) if dtype == "fp16" else self
+
+    def index(self, i: int) -> Array:
+        return self[i]
+
+    def permute(self, order: tuple[int, ...]) -> Array:
+        return self.transpose(order)
+
+    def store(self, values: np.ndarray) -> None:
+        self[...] = values
+
+
+class Index(int):
+    """A whole number of the kernel, which there has a type to convert."""
+
+    def to(self, _dtype: Any) -> Index:
+        return self
+
+
+for name in (
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "floordiv",
+    "rfloordiv",
+    "mod",
+    "rmod",
+    "and",
+    "rand",
+    "or",
+    "ror",
+    "xor",
+):
+    operation = getattr(int, f"__{name}__")
+    setattr(
+        Index,
+        f"__{name}__",
+        lambda a, b, operation=operation: (
+            Index(operation(a, b)) if isinstance(b, int) and not isinstance(b, np.generic) else NotImplemented
+        ),
+    )
+
+
+def array(values: Any) -> Array:
+    return np.asarray(values).view(Array)
+
+
+class Waiting:
+    """Something that threads wait for."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        if not self.condition.wait_for(true, SECONDS):
+            raise TimeoutError(f"{threading.current_thread().name} waits for ever: {what}")
+
+
+class Mbarrier(Waiting):
+    """An mbarrier: a phase ends when all have arrived and all bytes have come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.pending = self.bytes = self.phase = 0
+
+    def change(self, arrivals: int, transferred: int) -> None:
+        time.sleep(random.random() * LONGEST_DELAY)
+        with self.condition:
+            self.pending -= arrivals
+            self.bytes += transferred
+            assert self.pending >= 0, "more arrivals than the barrier counts"
+            if self.pending == 0 and self.bytes == 0:
+                self.phase, self.pending = self.phase + 1, self.count
+                self.condition.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.condition:
+            self.until(lambda: self.phase & 1 != parity, f"phase {self.phase} of an mbarrier")
+
+
+class NamedBarrier(Waiting):
+    """One of the block's named barriers, of as many threads as are said at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = self.generation = 0
+
+    def meet(self, word: str, of_threads: int, threads: int) -> None:
+        time.sleep(random.random() * LONGEST_DELAY)
+        with self.condition:
+            generation = self.generation
+            self.arrived += threads
+            assert self.arrived <= of_threads, "more threads at a named barrier than it has"
+            if self.arrived == of_threads:
+                self.arrived, self.generation = 0, generation + 1
+                self.condition.notify_all()
+            elif word == "sync":
+                self.until(lambda: self.generation != generation, "a named barrier")
+
+
+class Descriptor:
+    """A tensor (batch, heads, seq, channels) as the copy engine sees it: 0 beyond its end, and nothing written there."""
+
+    layout = None
+
+    def __init__(self, values: np.ndarray, rows: int, channels: int, dtype: str) -> None:
+        self.values, self.shape, self.dtype = values, (rows, channels), dtype
+        self.block_type = types.SimpleNamespace(nbytes=2 * rows * channels)
+
+    def parts(self, coordinates: list[int]) -> tuple[Any, tuple[slice, slice]]:
+        batch, head, row, column = coordinates
+        there = self.values[batch, head, row : row + self.shape[0], column : column + self.shape[1]]
+        return there, (slice(0, there.shape[0]), slice(0, there.shape[1]))
+
+
+class Program:
+    """One program of the grid: its named barriers, and what it has under way."""
+
+    def __init__(self) -> None:
+        self.named: dict[int, NamedBarrier] = {}
+        self.lock = threading.Lock()
+        self.mine = threading.local()
+
+    def named_barrier(self, number: int, word: str, threads: int, warps: int) -> None:
+        with self.lock:
+            barrier = self.named.setdefault(int(number), NamedBarrier())
+        barrier.meet(word, threads, 32 * warps)
+
+    def under_way(self, what: str) -> list[Any]:
+        return self.mine.__dict__.setdefault(what, [])
+
+    def product(self, a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = False) -> dict[str, Any]:
+        token: dict[str, Any] = {"compute": lambda: array(a @ b + (acc if use_acc else 0)).astype(np.float32)}
+        self.under_way("products").append(token)
+        return token
+
+    def product_wait(self, pending: int, deps: tuple[dict[str, Any], ...]) -> Array:
+        products = self.under_way("products")
+        while len(products) > pending:
+            token = products.pop(0)
+            token["value"] = token["compute"]()
+        return deps[0]["value"]
+
+    def load(self, source: Descriptor, coordinates: list[int], barrier: Mbarrier, tile: Array) -> None:
+        there, part = source.parts(coordinates)
+        whole = tile.reshape(source.shape)
+        whole[...] = 0
+        whole[part] = there
+        barrier.change(0, -source.block_type.nbytes)
+
+    def store(self, target: Descriptor, coordinates: list[int], tile: Array) -> None:
+        there, part = target.parts(coordinates)
+        self.under_way("stores").append((there, tile.reshape(target.shape)[part]))
+
+    def store_wait(self, pending: int) -> None:
+        stores = self.under_way("stores")
+        while len(stores) > pending:
+            there, tile = stores.pop(0)
+            there[...] = tile
+
+
+class Pointer:
+    def __init__(self, values: np.ndarray, offset: Any = 0) -> None:
+        self.values, self.offset = values, offset
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.values, self.offset + offset)
+
+
+def language(program: int, programs: int) -> types.SimpleNamespace:
+    """As much of Gluon as the kernel uses."""
+
+    def store(pointer: Pointer, values: Array, mask: Array) -> None:
+        pointer.values[pointer.offset[mask]] = values[mask]
+
+    def allocate(dtype: Any, shape: list[int], _layout: Any) -> Any:
+        if dtype == "int64":
+            barriers = [Mbarrier() for _ in range(shape[0])]
+            return types.SimpleNamespace(index=barriers.__getitem__)
+        return Memory(np.full(shape, np.nan, np.float32).view(Array), dtype)
+
+    def specialise(roles: list[tuple[Any, tuple[Any, ...]]], _warps: Any, _registers: Any) -> None:
+        failures: list[BaseException] = []
+
+        def act(function: Any, arguments: tuple[Any, ...]) -> None:
+            try:
+                with np.errstate(all="ignore"):
+                    function(*arguments)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=act, args=role, name=f"role {i}") for i, role in enumerate(roles)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def nothing(*_: Any, **__: Any) -> None:
+        """A layout: where the elements of a tensor lie."""
+
+    return types.SimpleNamespace(
+        program_id=lambda _: Index(program), num_programs=lambda _: Index(programs), cdiv=lambda a, b: -(-a // b), static_range=range,
+        int32="int32", int64="int64", float32="float32",
+        SliceLayout=nothing, NVMMADistributedLayout=nothing, DotOperandLayout=nothing, BlockedLayout=nothing,
+        arange=lambda a, b, layout: array(np.arange(a, b)), zeros=lambda shape, *_: array(np.zeros(shape, np.float32)),
+        full=lambda shape, value, *_: array(np.full(shape, value, np.float32)), convert_layout=lambda x, _: x,
+        where=lambda c, a, b: array(np.where(c, np.float32(a) if np.isscalar(a) else a, np.float32(b) if np.isscalar(b) else b)),
+        maximum=lambda a, b: array(np.maximum(a, b)), max=lambda x, axis: array(x.max(axis)), min=lambda x, axis: array(x.min(axis)),
+        sum=lambda x, axis: array(x.sum(axis)), exp2=lambda x: array(np.exp2(x)), log2=lambda x: array(np.log2(x)),
+        store=store, allocate_shared_memory=allocate, warp_specialize=specialise, constexpr=None,
+    )  # fmt: skip
+
+
+class Memory:
+    """Tiles in shared memory."""
+
+    def __init__(self, values: Array, dtype: str) -> None:
+        self.values, self.dtype = values, dtype
+
+    def index(self, i: int) -> Array:
+        return self.values[int(i)].view(Array)
+
+
+def in_python(program: int, programs: int) -> dict[str, Any]:
+    """The kernel's functions, all of its modules, as plain Python for one program."""
+    from flashbench.kernels import flash_v3, flash_v3_barriers, flash_v3_schedule, schedule
+
+    this = Program()
+
+    def pin(total: Array) -> None:
+        assert (total >= 0).all()
+
+    def pin_indices(indices: int) -> None:
+        assert indices >= 0
+
+    scope: dict[str, Any] = {
+        "gl": language(program, programs),
+        "tl": types.SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b)),
+        "mbarrier": types.SimpleNamespace(
+            init=lambda b, count: b.__dict__.update(count=count, pending=count), wait=lambda b, parity: b.wait(parity),
+            expect=lambda b, size: b.change(1, size), arrive=lambda b: b.change(1, 0), MBarrierLayout=lambda: None,
+        ),
+        "warpgroup_mma": this.product, "warpgroup_mma_wait": this.product_wait, "load_tile": this.load, "store_tile": this.store,
+        "store_wait": this.store_wait, "named_barrier": this.named_barrier, "pin": pin, "pin_indices": pin_indices,
+        "fence_async_shared": lambda: None, "partition_barrier": lambda: None, "rows_of": lambda _: None,
+        "LN_2": np.float32(np.log(2)), "ROWS": 64, "TURN": flash_v3_barriers.TURN.value, "RELEASE": flash_v3_barriers.RELEASE.value,
+    }  # fmt: skip
+    for module in (schedule, flash_v3_schedule, flash_v3_barriers, flash_v3):
+        for name, value in vars(module).items():
+            if hasattr(value, "fn") and name not in scope and not (module is schedule and name == "visible"):
+                scope[name] = types.FunctionType(value.fn.__code__, scope, name)
+    return scope
+
+
+def attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: str, scale: float, programs: int, consumers: int = 2, block_kv: int = 64,
+    stages: int = 2, section: int = 1, out_tiles: bool = True, broken: dict[str, Any] | None = None, **switches: bool,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Output and log-sum-exp of the kernel for q (B, Hq, Sq, D), k and v (B, Hkv, Skv, D), D one of 64, 128, 256, in `programs` programs.
+
+    `broken` puts other functions in place of the kernel's.
+    """
+    batch, heads_q, seq_q, d = q.shape
+    heads_kv, seq_kv = k.shape[1:3]
+    window = int(mask.removeprefix("window:")) if mask.startswith("window:") else 0
+    inside = 0 < window < seq_kv
+    out = np.full(q.shape, np.nan, np.float32)
+    lse = np.full(batch * heads_q * seq_q, np.nan, np.float32)
+    tiles = batch * heads_q * -(-seq_q // (64 * consumers))
+    group = heads_q // heads_kv
+    for program in range(min(programs, tiles)):
+        scope = in_python(program, min(programs, tiles))
+        scope.update(broken or {})
+        scope["flash_v3_kernel"](
+            Descriptor(q, 64, d, "fp32"), Descriptor(k, block_kv, d, "fp32"), Descriptor(v, block_kv, d, "fp32"),
+            Descriptor(out, 64, d, "fp32"), Pointer(lse),
+            *map(Index, (batch * heads_q, heads_q, group, seq_q, seq_kv, window, section * group, tiles)), np.float32(scale * np.log2(np.e)),
+            CONSUMERS=consumers, D=d, DV=d, BLOCK_KV=block_kv, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
+            TAIL=mask == "none" and seq_kv % block_kv != 0, NEGATIVE_SCALE=scale < 0, WITH_LSE=True, OUT_TILES=out_tiles,
+            CONSUMER_REGISTERS=0, PRODUCER_REGISTERS=0,
+            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "LATE_RESCALE": False, "NAMED_RELEASE": False, **switches},
+        )  # fmt: skip
+    return out, lse.reshape(batch, heads_q, seq_q)
