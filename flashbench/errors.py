@@ -32,6 +32,12 @@ class StoreError(FlashbenchError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint like `; did you mean 'causal'?`, or an empty string when nothing is close."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    """A hint like `; did you mean 'causal'?`, or an empty string when nothing is close. Of equally close names, the first."""
+    matcher = difflib.SequenceMatcher(b=name.lower())
+
+    def closeness(word: str) -> float:
+        matcher.set_seq1(word)
+        return matcher.ratio()
+
+    best = max(known, key=closeness, default="")
+    return f"; did you mean '{best}'?" if closeness(best) >= 0.5 else ""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from flashbench.errors import UsageError
+from flashbench.errors import UsageError, nearest
 from flashbench.measure.check import check_results
 from flashbench.measure.device import describe
 from flashbench.measure.reference import make_reference
@@ -270,3 +270,9 @@ def test_the_schedule_of_naive_counts_what_autograd_copies_when_it_goes_back_thr
     assert {"mask_fill", "view_copies"} <= set(get("naive").schedule.passes)
     assert (copies, copies + zeros) == PASSES["view_copies"].backward
     assert (fills, fills) == PASSES["mask_fill"].backward
+
+
+def test_of_equally_close_names_the_first_of_the_table_is_the_hint() -> None:
+    assert nearest("flsh", PROVIDERS) == "; did you mean 'flash-v2'?"
+    assert nearest("nothing like it", ("flash-v2",)) == ""
+    assert nearest("flash", ()) == ""

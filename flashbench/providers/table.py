@@ -8,7 +8,7 @@ from flashbench.providers.spec import Provider
 
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
-    for family in (naive, tiled, sdpa, flash_v1, flash_v2, flash_v3, flash_decode, fa3, gemm)
+    for family in (naive, tiled, sdpa, flash_v2, flash_decode, flash_v3, fa3, flash_v1, gemm)
     for provider in family.PROVIDERS
 }
 
