@@ -42,7 +42,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from flashbench.errors import UsageError
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
 from flashbench.kernels.flash_decode_combine import Combination, combination, combine_kernel
-from flashbench.kernels.inputs import DTYPES, device_limits, on, sm_count, visibility
+from flashbench.kernels.inputs import device_limits, on, product_dtype, sm_count, visibility
 from flashbench.kernels.paged import check_cache, load_paged_rows, pages_of
 from flashbench.kernels.schedule import key_ranges, visible
 from flashbench.kernels.splits import MAX_ROWS, decode_shared_bytes, split_count, tallest_shared_bytes
@@ -185,7 +185,7 @@ def prepare(
     causal = causal and (seq_q > 1 or window is not None)
     scale = head_dim**-0.5 if scale is None else scale
     limits = device_limits(q.device)
-    dtype = "tf32" if precision == "tf32" and q.dtype == torch.float32 else DTYPES[q.dtype]
+    dtype = product_dtype(q, precision)
     # The copy engine fills up with zeros behind the end of a tensor, not behind that of a sequence inside it.
     readable = page_table is None and lengths is None and describable(k) and describable(v)
     if blocks is None:

@@ -40,7 +40,7 @@ import triton.language as tl
 
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
 from flashbench.kernels.flash_v2 import LN_2, LOG2_E
-from flashbench.kernels.inputs import DTYPES, check_inputs, device_limits, on, visibility
+from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
 from flashbench.kernels.schedule import visible
 from flashbench.kernels.tiles import load_rows
 
@@ -186,7 +186,7 @@ def prepare(
     scale = head_dim**-0.5 if scale is None else scale
     if blocks is None:
         limits = device_limits(q.device)
-        dtype = "tf32" if precision == "tf32" and q.dtype == torch.float32 else DTYPES[q.dtype]
+        dtype = product_dtype(q, precision)
         blocks = default_blocks(
             limits.capability, dtype, head_dim, head_dim_v, limits.shared_bytes, descriptors=False, kernel=KERNEL, need=shared_bytes
         )  # fmt: skip

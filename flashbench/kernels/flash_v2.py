@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
-from flashbench.kernels.inputs import DTYPES, check_inputs, device_limits, on, visibility
+from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
 from flashbench.kernels.schedule import assigned, key_ranges, visible
 from flashbench.kernels.tiles import describable, describe, load_rows
 
@@ -146,7 +146,7 @@ def prepare(
     limits = device_limits(q.device)
     readable = describable(q) and describable(k) and describable(v)
     if blocks is None:
-        dtype = "tf32" if precision == "tf32" and q.dtype == torch.float32 else DTYPES[q.dtype]
+        dtype = product_dtype(q, precision)
         blocks = default_blocks(
             limits.capability,
             dtype,

@@ -12,7 +12,7 @@ from flashbench.errors import UsageError, nearest
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, family, padded
 from flashbench.kernels.flash_v2_delta import ROW_PADDING
 from flashbench.kernels.flash_v2_launches import KernelLaunch, Streams, keys_launch, queries_launch, statistics_launch
-from flashbench.kernels.inputs import DTYPES, check_inputs, device_limits, on, visibility
+from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
 from flashbench.kernels.tiles import describable
 
 KEYS, QUERIES, ONE_PASS = "flash-v2 backward keys", "flash-v2 backward queries", "flash-v2 backward one-pass"
@@ -114,7 +114,7 @@ def prepare(
     limits = device_limits(q.device)
     readable = all(map(describable, (q, k, v, d_out)))
     if blocks is None:
-        dtype = "tf32" if precision == "tf32" and q.dtype == torch.float32 else DTYPES[q.dtype]
+        dtype = product_dtype(q, precision)
         blocks = tuple(
             default_blocks(
                 limits.capability, dtype, q.shape[3], v.shape[3], limits.shared_bytes,

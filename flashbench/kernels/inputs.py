@@ -48,6 +48,11 @@ def check_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, precision: s
         )
 
 
+def product_dtype(tensor: torch.Tensor, precision: str) -> str:
+    """What a kernel multiplies: fp16, bf16, fp32, or tf32 for fp32 tensors of that precision."""
+    return "tf32" if precision == "tf32" and tensor.dtype == torch.float32 else DTYPES[tensor.dtype]
+
+
 @functools.lru_cache(maxsize=256)
 def visibility(mask: str, seq_kv: int) -> tuple[bool, int | None]:
     """(causal, window) of a mask; a window is causal too, and one that reaches over all keys is causal and nothing more."""

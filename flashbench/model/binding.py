@@ -133,7 +133,7 @@ _NAMES = {
 }
 _OVER = {
     "hbm": "the working set may lie in the L2",
-    "l2": "more is shared inside an SM than the model knows",
+    "l2": "SMs that ask for the same rows at once are answered together, which the model does not know",
     "compute": "the clock may be above the data sheet's",
     "exp": "part of the exponentials may be computed as polynomials",
     "launch": "the empty kernel's time is not that of this launch",
