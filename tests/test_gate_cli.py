@@ -16,7 +16,7 @@ import pytest
 from stored_runs import H200, H200_ID, A, B, C, steady, write_run
 
 from flashbench.cli import main
-from flashbench.records import Case, to_plain
+from flashbench.records import Case, from_plain, to_plain
 from flashbench.run.injection import Injection
 from flashbench.store.baseline import Baseline, read_baseline, write_baseline
 from flashbench.store.read import load_rows
@@ -322,6 +322,7 @@ class TestCompare:
 
 RESULTS = Path(__file__).parents[1] / "results"
 RECORDED = RESULTS / "reference" / H200_ID
+SELF_TESTS = sorted(path.name.partition("-")[0] for path in RECORDED.glob("*-self-test-base"))
 
 
 class TestRecordsOfAnH200:
@@ -333,13 +334,21 @@ class TestRecordsOfAnH200:
         assert done.line.startswith("no regression in 30 judged cases (30 pass)")
         assert done.err == ""
 
-    def test_the_self_test_that_was_cut_off_shows_both_slowdowns_and_no_other(self, flashbench) -> None:
-        base, new = (RECORDED / f"20261130T011344Z-self-test-{side}" for side in ("base", "new"))
-        done = flashbench("compare", base, new)
-        assert done.code == 1
-        assert done.line.startswith("regression: 2 cases, ")
-        assert "7 of 12 fresh rounds are there" in done.out
-        assert len(re.findall("^pass ", done.out, re.MULTILINE)) == 9, "eight cases and their geometric mean"
+    def test_every_live_self_test_is_a_line_of_the_table(self) -> None:
+        page = (RESULTS.parent / "docs" / "gate.md").read_text()
+        assert re.findall(r"^\| `(\d+T\d+Z)` \|", page, re.MULTILINE) == SELF_TESTS
+
+    @pytest.mark.parametrize("stamp", SELF_TESTS)
+    def test_a_live_self_test_shows_both_slowdowns_and_no_other(self, flashbench, tmp_path: Path, stamp: str) -> None:
+        base, new = (RECORDED / f"{stamp}-self-test-{side}" for side in ("base", "new"))
+        assert flashbench("compare", base, new, "--json", "o.json").code == 1
+        (found,) = json.loads((tmp_path / "o.json").read_text())["comparisons"]
+        injections = json.loads((base / "run.json").read_text())["injections"]
+        slowed = {from_plain(Case, injection["case"]).key for injection in injections}
+        assert {case["key"] for case in found["cases"] if case["verdict"] == "regression"} == slowed
+        assert {case["rounds"] for case in found["cases"] if case["key"] in slowed} == {12}
+        assert found["counts"] == {"regression": 2, "pass": 8}
+        assert [group["verdict"] for group in found["groups"]] == ["pass"]
 
 
 class TestReports:
@@ -627,9 +636,30 @@ class TestAb:
         done = flashbench("ab", "--resume", "out")
         assert (done.code, "does not say what its sides are" in done.line) == (3, True), done
 
-    def test_going_on_takes_no_other_sides(self, flashbench, base: Path) -> None:
-        done = flashbench("ab", "--resume", base, "--base", "HEAD")
-        assert (done.code, "give it nothing but reports" in done.line) == (2, True)
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (("--resume", "run", "--base", "HEAD"), "leave out --base"),
+            (("--resume", "run", "--out", "elsewhere"), "leave out --out"),
+            (
+                ("ci.yaml", "--resume", "run", "--self-test", "--rounds", "3"),
+                "leave out 'ci.yaml', --rounds, --self-test",
+            ),
+            (("--resume", "--out", "elsewhere"), "--resume --out goes on with"),
+        ],
+        ids=["a side", "a folder", "a new self-test", "no run"],
+    )
+    def test_going_on_names_what_it_takes_from_the_run_alone(
+        self, flashbench, arguments: tuple[str, ...], told: str
+    ) -> None:
+        done = flashbench("ab", *arguments)
+        assert (done.code, told in done.line) == (2, True), done
+
+    def test_going_on_takes_reports(self, flashbench, tmp_path: Path) -> None:
+        done = flashbench(
+            "ab", "--resume", another(tmp_path), "--json", "o.json", "--markdown", "o.md", "--junit", "o.xml"
+        )
+        assert "is no side of an `ab`" in done.line
 
     def test_an_unknown_revision_is_told_with_the_nearest(self, flashbench, tmp_path: Path) -> None:
         _git(tmp_path, "init", "--quiet")

@@ -102,6 +102,7 @@ def gate(
 
 
 def ab(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Argument(help="YAML file; without one, the built-in default for this machine.")
     ] = None,
@@ -148,8 +149,11 @@ def ab(
     )  # fmt: skip
     variants = Variants((base, new), (base_python, new_python), (base_provider, new_provider))
     if resume is not None:
-        if config or given or variants != Variants() or confirm_rounds or self_test or inject or dry_run:
-            raise UsageError("--resume goes on with the run's own configuration and sides; give it nothing but reports")
+        if beside := _given_beside(context, "resume", "markdown", "junit", "json"):
+            raise UsageError(
+                f"--resume {resume} goes on with that run's own folder, configuration and sides; "
+                f"give it nothing but reports: leave out {', '.join(beside)}"
+            )
         raise typer.Exit(_resumed_pair(resume, Reports(markdown, junit, json)))
     if self_test:
         from flashbench.cli.selftest import run_self_test
@@ -227,6 +231,17 @@ def simulate(
         raise UsageError(f"--suites: {suites} suites show nothing; give at least 1")
     arguments = ["--suites", str(suites), "--seed", str(seed)]
     raise typer.Exit(main(arguments if only is None else [*arguments, "--only", only.value]))
+
+
+def _given_beside(context: typer.Context, *allowed: str) -> list[str]:
+    """What the command line gave beside the parameters of these names: options by name, arguments by value."""
+    return [
+        parameter.opts[0] if parameter.param_type_name == "option" else f"'{context.params[parameter.name]}'"
+        for parameter in context.command.params
+        if parameter.name is not None
+        and parameter.name not in allowed
+        and getattr(context.get_parameter_source(parameter.name), "name", None) == "COMMANDLINE"
+    ]
 
 
 def _resumed_pair(path: Path, reports: Reports) -> int:

@@ -17,21 +17,25 @@ UNIT = ROUNDING | {"tf32": 2.0**-9}
 """Relative error of a term; a matrix unit cuts both operands of a tf32 product after the tenth bit, and does not round."""
 SMALLEST = {"fp16": 2.0**-24}
 """What a weight or a gradient is rounded to a multiple of, where that is coarse."""
-PRODUCT_ROUNDING = {"bf16": 2.0**-22, "fp16": 2.0**-22, "fp32": 2.0**-22, "tf32": 2.0**-10}
-"""Error of dP beside the root of the sum of its squared terms: of the fp32 sum, or of operands that are rounded to tf32."""
+OPERAND_ROUNDING = {"tf32": 2.0**-10}
+"""Relative error of a term of dP where its operands are rounded on their way into the product."""
+FP32_ROUNDING = 2.0**-24
+MOST = 4
+"""Expected errors that a single element may be off."""
 
 
 class GradientErrors(NamedTuple):
     """Errors of dq, dk and dv (by name), as multiples of what rounding alone is expected to make; see `reference_gradients`."""
 
     norm: dict[str, float]
+    """An average, and of few independent errors one that may lie far off; see `compared`."""
     maximum: dict[str, float]
     """Of single elements, so that one wrong row does not hide among many right ones."""
     non_finite: dict[str, int]
 
     @property
     def acceptable(self) -> bool:
-        return not any(self.non_finite.values()) and max(self.norm.values()) <= 1 and max(self.maximum.values()) <= 4
+        return not any(self.non_finite.values()) and max(self.norm.values()) <= 1 and max(self.maximum.values()) <= MOST
 
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -43,11 +47,14 @@ def reference_gradients(
     """dQ, dK, dV of plain attention in float64, and the error expected of each element in the case's dtype.
 
     Expected errors: P and dS are rounded to the dtype and so is O, from which delta comes, as they stand in the FlashAttention-2
-    algorithm; an error in a score is the same relative error in P. Independent errors of a sum's terms add as squares.
+    algorithm; an error in a score is the same relative error in P, of the forward pass too, where it moves delta by dS times that. Independent
+    errors of a sum's terms add as squares. dP and delta err by their own size and not by that of dS: where a query sees one key, or one
+    has nearly all of its weight, they cancel, and little more than their errors is left.
     """
     p = case.problem
-    longest_sum = 2.0**-24 * math.sqrt(max(p.seq_q, p.seq_kv))  # of fp32 additions, one after the other
+    longest_sum = FP32_ROUNDING * math.sqrt(max(p.seq_q, p.seq_kv))  # of fp32 additions, one after the other
     unit, smallest = max(UNIT[p.dtype], longest_sum), SMALLEST.get(p.dtype, 0.0)
+    operand = OPERAND_ROUNDING.get(p.dtype, 0.0)
     scale = p.head_dim**-0.5 if case.scale is None else case.scale
     largest_score = abs(scale) * (q.double().norm(dim=-1).max() * k.double().norm(dim=-1).max()).item()
     weight_error = unit + SCORE_ROUNDING[p.dtype] * largest_score
@@ -67,25 +74,50 @@ def reference_gradients(
             found[1][b, kv] += scale * d_s.T @ query
             found[2][b, kv] += weight.T @ d_o
 
-            delta_error = unit * ((d_o * out) ** 2).sum(1, keepdim=True).sqrt()
-            d_p_error = PRODUCT_ROUNDING[p.dtype] * (d_o**2 @ value.T**2).sqrt()
-            d_s_error = (weight_error * d_s.abs() + weight * d_p_error + smallest) ** 2 * seen
-            squares[0][b, h] = scale**2 * (d_s_error @ key**2 + (delta_error * (weight @ key)) ** 2)
-            squares[1][b, kv] += scale**2 * (d_s_error + (weight * delta_error) ** 2).T @ query**2
+            delta_terms, d_p_terms = ((d_o * out) ** 2).sum(1, keepdim=True), d_o**2 @ value.T**2
+            delta_error = unit**2 * delta_terms + _squared_sum_error(p.head_dim_v, delta_terms, delta)
+            delta_error += weight_error**2 * (d_s**2).sum(1, keepdim=True)
+            d_p_error = operand**2 * d_p_terms + _squared_sum_error(p.head_dim_v, d_p_terms, d_p)
+            d_s_error = (weight_error * d_s.abs() + weight * d_p_error.sqrt() + smallest) ** 2 * seen
+            squares[0][b, h] = scale**2 * (d_s_error @ key**2 + delta_error * (weight @ key) ** 2)
+            squares[1][b, kv] += scale**2 * (d_s_error + weight**2 * delta_error).T @ query**2
             squares[2][b, kv] += ((weight_error * weight + smallest) ** 2 * seen).T @ d_o**2
     expected = ((square + (weight_error * x) ** 2).sqrt() + smallest for square, x in zip(squares, found, strict=True))
     return tuple(found), tuple(expected)  # type: ignore[return-value]
 
 
+def _squared_sum_error(count: int, squares: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Square of the error expected of fp32 sums of `count` terms, added one after the other, from the terms' sum of squares and sum.
+
+    Each addition rounds the sum so far by at most u of it (Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2), and
+    independently. The mean square of the sums so far, over random orders of the terms, is below (squares + total^2) / 2.
+    """
+    return FP32_ROUNDING**2 * count * (squares + total**2) / 2
+
+
+def _concentration(error: torch.Tensor) -> float:
+    """How few rows make up the error: 1 where a single one errs, 1 / n where n do so alike."""
+    squares = error.square().sum(-1)
+    total = squares.sum()
+    return (squares.square().sum() / total**2).item() if total > 0 else 1.0
+
+
 def compared(
     case: AttentionProblem, gradients: Gradients, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, d_out: torch.Tensor
 ) -> GradientErrors:
-    """Errors of the gradients of `case` for inputs q, k, v and d_out."""
+    """Errors of the gradients of `case` for inputs q, k, v and d_out.
+
+    All that a query gives dQ and dK shares the error of its delta, and all queries share that of dP if they have the same dO. So a norm is an
+    average over few errors where the queries are few, and the fewer they are, the more it may be off, up to what a single error may.
+    """
+    wanted_gradients, expected_errors = reference_gradients(case, q, k, v, d_out)
+    alone = 1.0 if d_out.stride(2) == 0 else _concentration(expected_errors[0])
+    allowance = 1 + (MOST - 1) * alone
+    floor = torch.finfo(torch.float32).tiny
     norm, maximum = {}, {}
-    for name, got, wanted, error in zip(NAMES, gradients, *reference_gradients(case, q, k, v, d_out), strict=True):
+    for name, got, wanted, error in zip(NAMES, gradients, wanted_gradients, expected_errors, strict=True):
         difference = (got.double() - wanted).abs()
-        floor = torch.finfo(torch.float32).tiny
-        norm[name] = (difference.norm() / (error.norm() + floor)).item()
+        norm[name] = (difference.norm() / (allowance * error.norm() + floor)).item()
         maximum[name] = (difference / (error + floor)).max().item()
     return GradientErrors(
         norm, maximum, {name: int((~x.isfinite()).sum()) for name, x in zip(NAMES, gradients, strict=True)}
@@ -109,8 +141,12 @@ def backward_errors(
     seed: int = 0,
     layout: str = "dense",
     score: float = 0.0,
+    delta_factor: float = 1.0,
 ) -> GradientErrors:
-    """Errors of a variant's gradients on a problem against float64. `score` (for the usual scale) stands in every score."""
+    """Errors of a variant's gradients on a problem against float64. `score` (for the usual scale) stands in every score.
+
+    `delta_factor` puts a fault in: the backward pass needs O for delta alone.
+    """
     from flashbench.kernels.flash_v2 import flash_v2_forward
     from flashbench.kernels.flash_v2_gradients import flash_v2_backward
 
@@ -119,7 +155,9 @@ def backward_errors(
         q[..., 0], k[..., 0] = 1.0, score * case.problem.head_dim**0.5
     d_out = gradient_of_output(case, layout, device)
     out, lse = flash_v2_forward(q, k, v, with_lse=True, **options_of(case))
-    gradients = flash_v2_backward(q, k, v, out, lse, d_out, variant=variant, blocks=blocks, **options_of(case))
+    gradients = flash_v2_backward(
+        q, k, v, out * delta_factor, lse, d_out, variant=variant, blocks=blocks, **options_of(case)
+    )
     return compared(case, gradients, q, k, v, d_out)
 
 

@@ -12,7 +12,9 @@ from backward_runs import (
     autograd_errors,
     autograd_says,
     backward_errors,
+    compared,
     elements_written_beyond_the_end,
+    gradient_of_output,
     provider_errors,
     ranges_of_queries,
     reference_gradients,
@@ -36,6 +38,7 @@ SPREAD = (
     "70/200 queries over keys, window:33", "200/70 queries over keys, causal", "200/70 queries over keys, window:33",
     "window of 1", "window of 65", "grouped queries", "one key/value head", "K and V packed", "channels not contiguous",
     "rows further apart than their length", "scale -0.5, causal", "scale 0.0, none", "bf16 values of 1e5", "bf16, causal", "fp32, none",
+    "1/1 queries over keys in long rows", "30/1 queries over keys in long rows",
 )  # fmt: skip
 CASES = tuple(case for case in SMALL if case.name in SPREAD)
 both = pytest.mark.parametrize("variant", VARIANTS)
@@ -72,10 +75,60 @@ def test_the_gradients_to_compare_with_are_those_of_autograd(heads: str, seq: st
         torch.testing.assert_close(got, wanted)
 
 
+def gradients_of_one_key(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, d_out: torch.Tensor, delta_factor: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dQ, dK and dV in fp32 where every query sees one key, so that O is V; dP is added up as a thread of a GPU does it, term by term."""
+    d_p = torch.zeros(*d_out.shape[:3], 1)
+    for channel in range(v.shape[3]):
+        product = d_out[..., channel, None].double() * v[..., channel, None].double()
+        d_p = (d_p.double() + product).float()  # one rounding: a fused multiply-add
+    delta = (d_out * v).sum(-1, keepdim=True) * delta_factor
+    d_s = (d_p - delta) * q.shape[3] ** -0.5
+    return d_s * k, d_s.mT @ q, d_out.sum(2, keepdim=True)
+
+
+@pytest.mark.parametrize("layout", ["dense", "expanded"])
+@pytest.mark.parametrize("head_dim", ["4", "128", "256"])
+@pytest.mark.parametrize("seq", ["1/1", "30/1"])
+def test_sums_of_one_key_in_two_orders_are_rounding_and_a_part_in_ten_thousand_is_not(
+    seq: str, head_dim: str, layout: str
+) -> None:
+    """dP and delta are then the same sum, and dQ and dK what rounding leaves of their difference: a hundred draws of it, each allowed."""
+    case = attention("one key", "1", seq, head_dim, dtype="fp32")
+    wrong = 0
+    for seed in range(100):
+        tensors = (*inputs(case, seed=seed), gradient_of_output(case, layout, "cpu"))
+        found = compared(case, gradients_of_one_key(*tensors, 1.0), *tensors)
+        assert found.acceptable, (seed, found)
+        wrong += not compared(case, gradients_of_one_key(*tensors, 1.0001), *tensors).acceptable
+    assert wrong >= 95, "delta itself may come out near 0"
+
+
+@both
+@pytest.mark.parametrize("seq", ["40/1", "40/2"])
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
+def test_a_delta_that_is_off_by_a_percent_shows_where_few_keys_are_seen(
+    dtype: str, seq: str, variant: str, interpreted: Any
+) -> None:
+    case = attention("planted", "2", seq, "128", dtype=dtype)
+    assert_close(case, variant, interpreted)
+    found = interpreted(backward_errors, case, variant, of(variant, DESCRIPTORS), delta_factor=1.01)
+    assert not found.acceptable, found
+    assert found.norm["dv"] <= 1, "delta has no part in dV"
+
+
 @both
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_agrees_with_plain_attention(case: AttentionProblem, variant: str, interpreted: Any) -> None:
     assert_close(case, variant, interpreted, DESCRIPTORS if variant == "two-pass" else POINTERS)
+
+
+@both
+def test_the_error_of_a_large_score_is_allowed_in_delta_too(variant: str, interpreted: Any) -> None:
+    """A query with nearly all of its weight on one key: dP - delta is 1e-4 of either, and delta comes from the forward pass's weights."""
+    case = attention("peaked", "1", "3/60", "256", dtype="fp32", scale=0.5)
+    assert_close(case, variant, interpreted, seed=2)
 
 
 @both
