@@ -22,7 +22,7 @@ USUAL = Problem(4, 16, 16, 4096, 4096, 128, 128, "bf16", mask="causal")
 VARIANTS = [name for name in PROVIDERS if name.startswith("flash-v3")]
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.endswith("three-consumers")])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.endswith(("two-consumers", "deterministic"))])
 @pytest.mark.parametrize("mask", ["none", "causal", "window:100"])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_a_hopper_card_runs_it_and_its_variants(name: str, mask: str, head_dim: int) -> None:
@@ -39,7 +39,7 @@ def test_a_hopper_card_runs_it_and_its_variants(name: str, mask: str, head_dim: 
         ({}, dataclasses.replace(H200, versions={}), "Triton is not installed"),
         ({}, dataclasses.replace(H200, versions={"triton": "3.5.1"}), "needs Triton 3.6 or later, for Gluon; this is 3.5.1"),
         ({"dtype": "fp32"}, H200, "bf16 and fp16, not fp32"),
-        ({"mode": "backward"}, H200, "forward pass only; flash-v2 has both"),
+        ({"mode": "backward", "head_dim": 192, "head_dim_v": 128}, H200, "registers for dK and dV up to head_dim 128, not 192/128"),
         ({"head_dim": 20}, H200, "multiples of 8 up to 256 as head_dim, not 20/128"),
         ({"page_size": 16}, H200, "paged"),
     ],
@@ -48,21 +48,40 @@ def test_what_flash_v3_cannot_run_has_a_reason(changes: dict, device: Device, wo
     assert words in (get("flash-v3").unsupported(dataclasses.replace(USUAL, **changes), device) or "")
 
 
+@pytest.mark.parametrize("mode", ["backward", "forward_backward"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window:100"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_a_hopper_card_runs_its_backward_pass_in_both_variants(head_dim: int, mask: str, mode: str) -> None:
+    asked = dataclasses.replace(USUAL, mask=mask, head_dim=head_dim, head_dim_v=64, heads_kv=4, seq_q=33, mode=mode)
+    assert get("flash-v3").unsupported(asked, H200) is None
+    assert get("flash-v3:deterministic").unsupported(asked, H200) is None
+
+
+def test_a_variant_of_one_pass_says_so_in_the_modes_of_the_other() -> None:
+    backward = dataclasses.replace(USUAL, mode="backward")
+    assert "in its forward pass only" in (get("flash-v3:pingpong").unsupported(backward, H200) or "")
+    assert "in its backward pass only" in (get("flash-v3:deterministic").unsupported(USUAL, H200) or "")
+
+
 def test_newer_versions_of_triton_count_as_newer() -> None:
     assert flash_v3.triton_version(dataclasses.replace(H200, versions={"triton": "3.10.0+git1234"})) == (3, 10)
 
 
-def test_three_consumers_say_where_their_registers_end() -> None:
-    three = get("flash-v3:three-consumers")
-    assert "up to 64, not 128" in (three.unsupported(USUAL, H200) or "")
-    assert three.unsupported(dataclasses.replace(USUAL, head_dim=64, head_dim_v=64), H200) is None
+def test_two_consumers_are_a_variant_where_there_are_three() -> None:
+    two = get("flash-v3:two-consumers")
+    assert "two consumers itself" in (two.unsupported(USUAL, H200) or "")
+    assert two.unsupported(dataclasses.replace(USUAL, head_dim=64, head_dim_v=64), H200) is None
 
 
 def test_the_providers_name_the_variants_of_the_kernel() -> None:
     pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="needs a Triton with Gluon")
+    from flashbench.kernels.flash_v3_gradients import MAX_HEAD_DIM
+    from flashbench.kernels.flash_v3_gradients import VARIANTS as BACKWARD_VARIANTS
     from flashbench.kernels.flash_v3_launches import VARIANTS as KERNEL_VARIANTS
 
     assert set(flash_v3.SUMMARIES) == set(KERNEL_VARIANTS) - {""}
+    assert set(flash_v3.BACKWARD_SUMMARIES) == set(BACKWARD_VARIANTS) - {""}
+    assert flash_v3.MAX_BACKWARD_HEAD_DIM == MAX_HEAD_DIM
 
 
 def test_the_kernel_refuses_what_the_provider_cannot_see() -> None:
@@ -86,6 +105,17 @@ def test_a_design_that_does_not_fit_the_chip_is_refused_before_anything_runs(mon
         v3.prepare(q, q, q, design=v3.Design())
     with pytest.raises(UsageError, match="did you mean 'pingpong'"):
         v3.prepare(q, q, q, variant="ping-pong")
+
+
+def test_what_the_backward_pass_refuses_it_refuses_before_the_forward_pass_runs() -> None:
+    pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="needs a Triton with Gluon")
+    from flashbench.kernels.flash_v3_gradients import flash_v3 as attend
+
+    q = torch.zeros(1, 2, 64, 256, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(UsageError, match="up to 128"):
+        attend(q, q, q)
+    with pytest.raises(UsageError, match="did you mean 'deterministic'"):
+        attend(q, q, q, backward="deterministik")
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, flags: dict[str, bool], code: str) -> None:

@@ -46,7 +46,7 @@ import triton
 import triton.language as tl
 
 from flashbench.kernels.flash_v2_delta import PADDING
-from flashbench.kernels.schedule import assigned, key_ranges, query_ranges, visible
+from flashbench.kernels.schedule import assigned, dealt, key_ranges, query_ranges, visible
 from flashbench.kernels.tiles import load_rows
 
 COUNTS = ("batch_heads", "heads", "heads_per_kv_head", "seq_q", "seq_kv", "window", "heads_per_section")
@@ -68,8 +68,8 @@ def flash_v2_keys_kernel(
     WITH_DQ: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, BULK_ADD: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of a block of keys; dQ too, added up in memory, if WITH_DQ."""
-    # Key block 0 is seen by the most queries, so that ascending order is longest first.
-    head, key_block = assigned(tl.program_id(0), batch_heads, tl.cdiv(seq_kv, BLOCK_KV), heads_per_section, False)
+    # Key block 0 is seen by the most queries: ascending order is longest first.
+    head, key_block = dealt(tl.program_id(0), batch_heads, tl.cdiv(seq_kv, BLOCK_KV), heads_per_section, CAUSAL)
     batch = head // heads
     head_kv = head % heads
     first_key = key_block * BLOCK_KV

@@ -42,7 +42,8 @@ from __future__ import annotations
 import math
 
 from flashbench.kernels.flash_v3_barriers import RELEASE, TURN, await_release, named_barrier, pin, pin_indices, release
-from flashbench.kernels.flash_v3_schedule import tile_at, turn_count, visible
+from flashbench.kernels.flash_v3_queue import ONE_NUMBER, drawn, tell, told
+from flashbench.kernels.flash_v3_schedule import position, tile_at, visible
 from flashbench.kernels.gluon_names import (
     fence_async_shared,
     gl,
@@ -63,21 +64,24 @@ COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "win
 
 @gluon.jit
 def produce(
-    sources, tiles, barriers, sizes, heads_q, heads_per_kv_head,
+    sources, tiles, barriers, line, queue, sizes, heads_q, heads_per_kv_head,
     CONSUMERS: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr, NAMED_RELEASE: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, NAMED_RELEASE: gl.constexpr,
 ):  # fmt: skip
     """The producer's warp: loads what the consumers are going to need, as far ahead as there is room."""
     q, k, v = sources
     q_tiles, k_tiles, v_tiles = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    places, place_full = line
     batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count = sizes
     program, programs = gl.program_id(0), gl.num_programs(0)
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     step = 0  # K and V tiles loaded so far, over all tiles of queries: the ring goes on from one to the next
-    for turn in range(turn_count(program, programs, tile_count, LONGEST_FIRST)):
+    turn = 0
+    place = program
+    while place < tile_count:
         head, first_row, end, _, _, low = tile_at(
-            turn, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
+            place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
             BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
         )  # fmt: skip
         batch = head // heads_q
@@ -87,7 +91,15 @@ def produce(
             mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
             mbarrier.expect(q_full.index(c), q.block_type.nbytes)
             load_tile(q, [batch, head_q, first_row + c * ROWS, 0], q_full.index(c), q_tiles.index(c))
-        for i in range(end - low):
+        following = position(turn + 1, program, programs, LONGEST_FIRST)
+        blocks = end - low
+        for i in range(blocks):
+            if QUEUE:
+                # Before the last block, for which there is no room yet: late, so that nobody holds a tile that another could begin, and while
+                # the answer travels, the consumers are busy.
+                if i == blocks - 1:
+                    following = drawn(queue, programs, tile_count)
+                    tell(places, place_full, turn, following)
             key = (end - 1 - i) * BLOCK_KV
             stage = step % STAGES
             lap = step // STAGES
@@ -98,6 +110,8 @@ def produce(
             mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
             load_tile(v, [batch, head_kv, key, 0], v_full.index(stage), v_tiles.index(stage))
             step += 1
+        place = following
+        turn += 1
 
 
 @gluon.constexpr_function
@@ -117,23 +131,25 @@ def share_sums(p):
 
 
 @gluon.jit
-def softmax_step(
-    s, top, total, at_key, column, seq_kv, window, scale_log2,
-    MASKED: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, NEGATIVE_SCALE: gl.constexpr,
+def hidden(
+    s, at_key, column, seq_kv, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, NEGATIVE_SCALE: gl.constexpr
 ):  # fmt: skip
+    """Scores of a block of keys with those that a mask hides, or that lie behind the last key, out of the way: times the scale, -inf."""
+    return gl.where(
+        visible(at_key, column, seq_kv, window, CAUSAL, WINDOW), s, float("inf") if NEGATIVE_SCALE else float("-inf")
+    )
+
+
+@gluon.jit
+def softmax_step(s, top, total, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE: gl.constexpr):
     """Weights of a block of scores, and what the running maximum and sums become: (p, alpha, m, l). As in flash_v2.py, but that l is kept as
     what each of a row's four threads has added up (share_sums)."""
+    extreme = gl.min(s, 1) if NEGATIVE_SCALE else gl.max(s, 1)
+    new_top = gl.maximum(top, extreme * scale_log2)
+    origin = new_top
     if MASKED:
-        seen = visible(at_key, column, seq_kv, window, CAUSAL, WINDOW)
-        s = gl.where(seen, s * scale_log2, float("-inf"))
-        new_top = gl.maximum(top, gl.max(s, 1))
         origin = gl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN
-        p = gl.exp2(s - origin[:, None])
-    else:
-        extreme = gl.min(s, 1) if NEGATIVE_SCALE else gl.max(s, 1)
-        new_top = gl.maximum(top, extreme * scale_log2)
-        origin = new_top
-        p = gl.exp2(s * scale_log2 - origin[:, None])
+    p = gl.exp2(s * scale_log2 - origin[:, None])
     alpha = gl.exp2(top - origin)
     of_shares = gl.convert_layout(alpha, rows_of(total.type.layout))
     return p, alpha, new_top, total * of_shares[:, None] + share_sums(p)
@@ -141,15 +157,16 @@ def softmax_step(
 
 @gluon.jit
 def consume(
-    o, lse, tiles, o_tiles, barriers, sizes, heads_q, scale_log2,
+    o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2,
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, WITH_LSE: gl.constexpr,
-    OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, LATE_RESCALE: gl.constexpr,
+    OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, LATE_RESCALE: gl.constexpr,
     NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
 ):  # fmt: skip
     """A consumer's warpgroup: 64 queries of every tile, from the first product to the store of the output."""
     q_tiles, k_tiles, v_tiles = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    places, place_full = line
     batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count = sizes
     program, programs = gl.program_id(0), gl.num_programs(0)
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
@@ -171,19 +188,37 @@ def consume(
     q_tile = q_tiles.index(WHICH).reshape([ROWS, D])
     out_tile = o_tiles.index(WHICH)
     step = 0  # K and V tiles done so far, as the producer counts them
+    turn = 0
+    place = program
     head, first_row, end, diagonal, steady, low = tile_at(
-        0, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
+        place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
         BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
     )  # fmt: skip
-    for turn in range(turn_count(program, programs, tile_count, LONGEST_FIRST)):
+    while place < tile_count:
         row = first_row + WHICH * ROWS + gl.arange(0, ROWS, layout=s_rows)
         at_key = seq_kv - seq_q + row
         acc = gl.zeros([ROWS, DV], gl.float32, o_layout)  # o, unnormalised
         total = share_sums(nothing)  # l, in shares
         top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)  # m, in bits
 
-        # The first block of keys: its scores and their softmax. Its product with V is made one step later, and so on for every block.
         block = end - 1
+        if CAUSAL:
+            # Blocks that only other consumers' queries see: let go by, in turn.
+            nearest = max(min(block, max(seq_kv - seq_q + first_row + WHICH * ROWS + ROWS - 1, 0) // BLOCK_KV), low)
+            for _ in range(block - nearest):
+                stage = step % STAGES
+                parity = (step // STAGES) & 1
+                if PINGPONG:
+                    named_barrier(MINE, "sync", 256, 4)
+                    named_barrier(NEXT, "arrive", 256, 4)
+                mbarrier.wait(k_full.index(stage), parity)
+                release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
+                mbarrier.wait(v_full.index(stage), parity)
+                release(v_empty, stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
+                step += 1
+            block = nearest
+
+        # The first block of keys: its scores and their softmax. Its product with V is made one step later, and so on for every block.
         stage = step % STAGES
         mbarrier.wait(q_full.index(WHICH), turn & 1)
         mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
@@ -196,68 +231,68 @@ def consume(
         s = warpgroup_mma_wait(0, deps=(s,))
         release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
         first_key = block * BLOCK_KV
-        weights, alpha, top, total = softmax_step(
-            s, top, total, at_key - first_key, column, seq_kv - first_key, window, scale_log2,
-            CAUSAL or TAIL, CAUSAL, WINDOW, NEGATIVE_SCALE,
-        )  # fmt: skip
+        if CAUSAL or TAIL:
+            s = hidden(s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE)
+        weights, alpha, top, total = softmax_step(s, top, total, scale_log2, CAUSAL, NEGATIVE_SCALE)
         p = gl.convert_layout(weights.to(ELEMENT), p_layout)
 
-        # Part 0 is what is left of the diagonal, 1 the steady loop, 2 a window's left edge: three loops, of which only the steady one is long.
-        for part in gl.static_range(0 if CAUSAL else 1, 3 if WINDOW else 2):
-            until = diagonal if part == 0 else steady if part == 1 else low
-            for _ in range(block - until):
-                block -= 1
-                first_key = block * BLOCK_KV
-                v_stage = step % STAGES
-                v_parity = (step // STAGES) & 1
-                step += 1
-                stage = step % STAGES
-                k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
-                v_tile = v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
-                if OVERLAP:
-                    # Scores of this block, then weights of the last one times V: the softmax of the former runs beside the latter.
-                    mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-                    if PINGPONG:
-                        named_barrier(MINE, "sync", 256, 4)
-                    s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
-                    mbarrier.wait(v_full.index(v_stage), v_parity)
-                    if LATE_RESCALE:
-                        acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
-                    acc = warpgroup_mma(p, v_tile, acc, is_async=True)
-                    if PINGPONG:
-                        named_barrier(NEXT, "arrive", 256, 4)
-                    s = warpgroup_mma_wait(1, deps=(s,))
-                    release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                    weights, alpha, top, total = softmax_step(
-                        s, top, total, at_key - first_key, column, seq_kv - first_key, window, scale_log2,
-                        part != 1, CAUSAL, WINDOW, NEGATIVE_SCALE,
-                    )  # fmt: skip
-                    pin(total)
-                    acc = warpgroup_mma_wait(0, deps=(acc,))
-                    release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
-                else:
-                    # The same steps, each after the other.
-                    mbarrier.wait(v_full.index(v_stage), v_parity)
-                    if PINGPONG:
-                        named_barrier(MINE, "sync", 256, 4)
-                    if LATE_RESCALE:
-                        acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
-                    acc = warpgroup_mma(p, v_tile, acc, is_async=True)
-                    acc = warpgroup_mma_wait(0, deps=(acc,))
-                    release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
-                    mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-                    s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
-                    if PINGPONG:
-                        named_barrier(NEXT, "arrive", 256, 4)
-                    s = warpgroup_mma_wait(0, deps=(s,))
-                    release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                    weights, alpha, top, total = softmax_step(
-                        s, top, total, at_key - first_key, column, seq_kv - first_key, window, scale_log2,
-                        part != 1, CAUSAL, WINDOW, NEGATIVE_SCALE,
-                    )  # fmt: skip
-                p = gl.convert_layout(weights.to(ELEMENT), p_layout)
-                if not LATE_RESCALE:
+        for _ in range(block - low):
+            block -= 1
+            first_key = block * BLOCK_KV
+            v_stage = step % STAGES
+            v_parity = (step // STAGES) & 1
+            step += 1
+            stage = step % STAGES
+            k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
+            v_tile = v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
+            if OVERLAP:
+                # Scores of this block, then weights of the last one times V: the softmax of the former runs beside the latter.
+                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                if PINGPONG:
+                    named_barrier(MINE, "sync", 256, 4)
+                s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
+                mbarrier.wait(v_full.index(v_stage), v_parity)
+                if LATE_RESCALE:
                     acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
+                acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+                if PINGPONG:
+                    named_barrier(NEXT, "arrive", 256, 4)
+                s = warpgroup_mma_wait(1, deps=(s,))
+                release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
+                if CAUSAL:
+                    if (block >= diagonal) | (block < steady):
+                        s = hidden(
+                            s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE
+                        )  # fmt: skip
+                weights, alpha, top, total = softmax_step(s, top, total, scale_log2, CAUSAL, NEGATIVE_SCALE)
+                pin(total)
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
+            else:
+                # The same steps, each after the other.
+                mbarrier.wait(v_full.index(v_stage), v_parity)
+                if PINGPONG:
+                    named_barrier(MINE, "sync", 256, 4)
+                if LATE_RESCALE:
+                    acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
+                acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
+                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
+                if PINGPONG:
+                    named_barrier(NEXT, "arrive", 256, 4)
+                s = warpgroup_mma_wait(0, deps=(s,))
+                release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
+                if CAUSAL:
+                    if (block >= diagonal) | (block < steady):
+                        s = hidden(
+                            s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE
+                        )  # fmt: skip
+                weights, alpha, top, total = softmax_step(s, top, total, scale_log2, CAUSAL, NEGATIVE_SCALE)
+            p = gl.convert_layout(weights.to(ELEMENT), p_layout)
+            if not LATE_RESCALE:
+                acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
 
         # The last product with V. No product reads Q any more: where the output has a place of its own, the next Q may come now.
         if OUT_TILES:
@@ -272,8 +307,12 @@ def consume(
         batch = head // heads_q
         lse_row = head.to(gl.int64) * seq_q + row
         out_row = first_row + WHICH * ROWS
+        if QUEUE:
+            place = told(places, place_full, turn)
+        else:
+            place = position(turn + 1, program, programs, LONGEST_FIRST)
         head, first_row, end, diagonal, steady, low = tile_at(
-            turn + 1, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
+            place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
             BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
         )  # fmt: skip
         pin_indices(batch | head_q | head | first_row | end | diagonal | steady | low)
@@ -295,6 +334,7 @@ def consume(
         if not OUT_TILES:
             store_wait(0)
             mbarrier.arrive(q_empty.index(WHICH))
+        turn += 1
     store_wait(0)  # a block's shared memory must outlive the stores that read it
 
 
@@ -302,13 +342,14 @@ def consume(
 def flash_v3_kernel(
     q, k, v, o,  # tensor descriptors of (batch, heads, seq, head dim), with boxes of ROWS, BLOCK_KV, BLOCK_KV and ROWS positions
     lse,  # pointer to contiguous (batch, heads_q, seq_q), or None unless WITH_LSE
+    queue,  # pointer to an int32 0, which it is again at the end, or None unless QUEUE
     batch_heads, heads_q, heads_per_kv_head, seq_q, seq_kv, window, heads_per_section, tile_count,
     scale_log2,  # scale * log2(e): scores are in bits from here on
     CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,  # head dimensions as the tiles hold them
     BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, WITH_LSE: gl.constexpr,
-    OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, LATE_RESCALE: gl.constexpr, NAMED_RELEASE: gl.constexpr,
-    OUT_TILES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, LATE_RESCALE: gl.constexpr,
+    NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     q_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, ROWS, D], q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_KV, D], k.layout)
@@ -323,6 +364,10 @@ def flash_v3_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    places = gl.allocate_shared_memory(gl.int32, [2, 1], layout)
+    place_full = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
+    for i in gl.static_range(2):
+        mbarrier.init(place_full.index(i), count=1)
     for c in gl.static_range(CONSUMERS):
         mbarrier.init(q_full.index(c), count=1)
         mbarrier.init(q_empty.index(c), count=1)
@@ -335,24 +380,25 @@ def flash_v3_kernel(
 
     sources, tiles = (q, k, v), (q_tiles, k_tiles, v_tiles)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    line = (places, place_full)
     sizes = (batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count)
     # A tuple that is given a name turns its constants into values, so they are written out for each role.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, sizes, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, sizes, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (produce, (sources, tiles, barriers, sizes, heads_q, heads_per_kv_head, CONSUMERS, BLOCK_KV, STAGES, CAUSAL, WINDOW, LONGEST_FIRST, NAMED_RELEASE)),
+                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (produce, (sources, tiles, barriers, line, queue, sizes, heads_q, heads_per_kv_head, CONSUMERS, BLOCK_KV, STAGES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, sizes, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, sizes, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, sizes, heads_q, scale_log2, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (produce, (sources, tiles, barriers, sizes, heads_q, heads_per_kv_head, CONSUMERS, BLOCK_KV, STAGES, CAUSAL, WINDOW, LONGEST_FIRST, NAMED_RELEASE)),
+                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (produce, (sources, tiles, barriers, line, queue, sizes, heads_q, heads_per_kv_head, CONSUMERS, BLOCK_KV, STAGES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip

@@ -43,6 +43,8 @@ class Design:
     """Warpgroups take turns at the matrix unit, so that one's softmax runs beside the other's products (the paper's section 3.1)."""
     late_rescale: bool = False
     """The output is rescaled while the next scores are computed, not before: what FlashAttention-3 does beyond head dimension 128."""
+    queue: bool = True
+    """Persistent: a program draws its next tile when it is about to need it, rather than that all are dealt out beforehand."""
     named_release: bool = False
     """Consumers give K and V tiles back through named barriers, without first meeting among themselves."""
 
@@ -60,32 +62,33 @@ class Design:
         return f"{self.block_q}x{self.block_kv} s{self.stages}"
 
 
-# By the larger padded head dimension: as many keys as registers hold scores for (block_kv + head_dim_v <= 320 a row), then as many stages as
-# fit. Not tuned: those of a probe that was 0.94 times as fast as cuDNN on an H200.
+# By the larger padded head dimension: as many keys as registers hold scores for (block_kv + head_dim_v <= 320 a row, <= 192 where three
+# consumers share them), then as many stages as fit.
 DESIGNS = {
-    64: Design(stages=3),
+    64: Design(consumers=3, stages=3),
     128: Design(),
     256: Design(block_kv=64),
 }
-BARE = {"overlap": False, "persistent": False, "longest_first": False}
+BARE = {"overlap": False, "persistent": False, "longest_first": False, "queue": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     # Rungs of the ladder from flash-v2 to flash-v3: each has one idea more than the one above it.
     "bare": BARE,
     "overlap": BARE | {"overlap": True},
     "persistent": BARE | {"overlap": True, "persistent": True},
+    "dealt": {"queue": False},
     # Steps aside, each with one thing other than in flash-v3.
     "one-tile": {"persistent": False},
     "no-overlap": {"overlap": False},
     "pingpong": {"pingpong": True},
     "late-rescale": {"late_rescale": True},
     "named-release": {"named_release": True},
-    "three-consumers": {"consumers": 3},
+    "two-consumers": {"consumers": 2},
 }
 """Fields of the head dimension's design that a variant sets."""
 
 
-def design_for(head_dim: int, head_dim_v: int, variant: str = "", *, causal: bool = False) -> Design:
+def design_for(head_dim: int, head_dim_v: int, variant: str = "") -> Design:
     """The design of a variant for a head dimension; UsageError for a variant that is not known or does not fit the registers."""
     if variant not in VARIANTS:
         known = ", ".join(filter(None, VARIANTS))
@@ -94,8 +97,6 @@ def design_for(head_dim: int, head_dim_v: int, variant: str = "", *, causal: boo
     design = replace(DESIGNS[widest], **VARIANTS[variant])
     if design.consumers == 3 and widest > 64:
         raise UsageError(f"three consumers have registers for a head_dim up to 64, not {max(head_dim, head_dim_v)}")
-    if design.consumers == 3 and causal:
-        return replace(design, block_kv=64)  # with 128 keys, masked blocks spill: 160 registers a thread
     return design
 
 
@@ -141,7 +142,7 @@ def prepare(
     heads_kv, seq_kv, head_dim_v = v.shape[1:]
     causal, window = visibility(mask, seq_kv)
     scale = head_dim**-0.5 if scale is None else scale
-    design = design or design_for(head_dim, head_dim_v, variant, causal=causal)
+    design = design or design_for(head_dim, head_dim_v, variant)
     out_tiles = tile_bytes(design, head_dim, head_dim_v, out_tiles=True) <= SHARED_BYTES
     if not out_tiles and (
         box(head_dim) != box(head_dim_v) or tile_bytes(design, head_dim, head_dim_v, out_tiles=False) > SHARED_BYTES
@@ -167,8 +168,9 @@ def prepare(
         # As many heads as have keys and values that fill half of the L2 together; a query block of all of them, then the next shorter one.
         kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
         section *= max(1, min(batch * heads_kv, device_limits(q.device).l2_bytes // 2 // kv_head_bytes))
+    queue = next_queue(q.device) if design.persistent and design.queue else None
     arguments = (
-        *descriptors, lse, batch * heads_q, heads_q, group, seq_q, seq_kv, window or 0, section, tile_count, scale * LOG2_E,
+        *descriptors, lse, queue, batch * heads_q, heads_q, group, seq_q, seq_kv, window or 0, section, tile_count, scale * LOG2_E,
     )  # fmt: skip
     consumer_registers, producer_registers = REGISTERS[design.consumers]
     constants = {
@@ -185,6 +187,7 @@ def prepare(
         "OVERLAP": design.overlap,
         "PINGPONG": design.pingpong,
         "LONGEST_FIRST": longest_first,
+        "QUEUE": design.persistent and design.queue,
         "LATE_RESCALE": design.late_rescale,
         "NAMED_RELEASE": design.named_release,
         "OUT_TILES": out_tiles,
@@ -195,6 +198,21 @@ def prepare(
     }
     grid = (min(tile_count, sm_count(q.device)) if design.persistent else tile_count,)
     return Launch(grid, arguments, constants, design, out, lse)
+
+
+QUEUES = 4096
+_taken: dict[torch.device, int] = {}
+
+
+@functools.cache
+def _queues(device: torch.device) -> torch.Tensor:
+    return torch.zeros(4 * QUEUES, dtype=torch.int32, device=device)  # 16 bytes each: their addresses look alike to the compiler
+
+
+def next_queue(device: torch.device) -> torch.Tensor:
+    """A counter that is 0 and that no other launch of the last 4,096 uses; the kernel leaves it 0."""
+    number = _taken[device] = (_taken.get(device, -1) + 1) % QUEUES
+    return _queues(device)[4 * number :]
 
 
 def check_supported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

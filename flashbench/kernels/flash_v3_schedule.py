@@ -11,6 +11,7 @@ from flashbench.kernels import schedule
 from flashbench.kernels.gluon_names import gl, gluon
 
 # The same source, compiled by Gluon: a kernel of one language may not count on calling functions of the other.
+dealt = gluon.jit(schedule.dealt.fn)
 assigned = gluon.jit(schedule.assigned.fn)
 key_ranges = gluon.jit(schedule.key_ranges.fn)
 
@@ -26,13 +27,6 @@ def position(turn, program, programs, BACK_AND_FORTH: gl.constexpr):
     if BACK_AND_FORTH:
         offset = program + turn % 2 * (programs - 1 - 2 * program)
     return turn * programs + offset
-
-
-@gluon.jit
-def turn_count(program, programs, tile_count, BACK_AND_FORTH: gl.constexpr):
-    """How many tiles of the list a program computes."""
-    rounds = tile_count // programs
-    return rounds + min(max(tile_count - position(rounds, program, programs, BACK_AND_FORTH), 0), 1)
 
 
 @gluon.jit
@@ -57,11 +51,10 @@ def block_bounds(
 
 @gluon.jit
 def tile_at(
-    turn, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
+    place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
     BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr,
 ):  # fmt: skip
-    """This program's tile number `turn`: (batch * head, first row, and the four bounds of its blocks). Behind the last it stays there."""
-    place = position(turn, gl.program_id(0), gl.num_programs(0), LONGEST_FIRST)
+    """The tile at a place of the list: (batch * head, first row, and the four bounds of its blocks). Behind the last it stays there."""
     head, q_block = assigned(
         min(place, tile_count - 1), batch_heads, gl.cdiv(seq_q, BLOCK_Q), heads_per_section, LONGEST_FIRST
     )

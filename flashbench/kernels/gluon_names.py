@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
@@ -14,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 __all__ = [
     "TensorDescriptor",
+    "add_tile",
     "fence_async_shared",
     "gl",
     "gluon",
@@ -21,6 +23,7 @@ __all__ = [
     "mbarrier",
     "missing",
     "partition_barrier",
+    "product_under_way",
     "store_tile",
     "store_wait",
     "warpgroup_mma",
@@ -32,6 +35,8 @@ fence_async_shared = hopper.fence_async_shared
 warpgroup_mma = hopper.warpgroup_mma
 warpgroup_mma_wait = hopper.warpgroup_mma_wait
 store_wait = hopper.tma.store_wait
+product_under_way = hopper.warpgroup_mma_init
+"""An accumulator that a loop may carry while a product with it is under way."""
 
 
 def _first(module: Any, *names: str) -> Any:
@@ -43,6 +48,16 @@ def _first(module: Any, *names: str) -> Any:
 load_tile = _first(hopper.tma, "async_load", "async_copy_global_to_shared")
 store_tile = _first(hopper.tma, "async_store", "async_copy_shared_to_global")
 partition_barrier = _first(gl, "barrier", "thread_barrier")
+
+
+@gl._core.builtin
+def _reduce_add(tensor_desc: Any, coord: Any, src: Any, _semantic: Any = None) -> None:
+    """What Triton 3.6 can compile and has no call for: the copy engine adds a tile of shared memory to global memory."""
+    corner = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, corner, src.handle)
+
+
+add_tile = _first(hopper.tma, "async_atomic_add") or _reduce_add
 
 
 def missing() -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 
 from flashbench.model.interval import Cache, Traffic, lengths, streamed
 from flashbench.model.l2 import L2, Block, Stream, chunk_rows, heads_to_replay, replay, stream_key
@@ -44,22 +45,30 @@ def _keys_again(p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int
     if not (cache.l2_bytes and cache.sm_count and slots):
         return t.kv_heads * (streamed(ranges, t.group, slots) - first) * row, most
     heads = heads_to_replay(t.q_heads, len(ranges), slots)
-    section = 1
+    section, uneven = 1, schedule.longest_first and p.mask != "none"
     if schedule.longest_first:
         section = t.group
-        if p.mask != "none":
-            section *= max(1, cache.l2_bytes // 2 // (p.seq_kv * row))
-            ranges = ranges[::-1]
+    if uneven:
+        section *= max(1, cache.l2_bytes // 2 // (p.seq_kv * row))
+        ranges = ranges[::-1]
     blocks = [
-        Block(head // t.group, *found, own // 2, own // 2)
-        for start in range(0, heads, section)
-        for found in ranges
-        for head in range(start, min(start + section, heads))
+        Block(head // t.group, *ranges[number], own // 2, own // 2)
+        for head, number in dealt(heads, len(ranges), section, uneven=uneven)
     ]
     streams = (Stream(row),)
     l2 = L2(cache.l2_bytes, cache.l2_partitions)
     replay(l2, blocks, streams, slots, cache.sm_count, chunk_rows(p.seq_kv, streams, l2.capacity))
     return min(most, l2.again * t.q_heads / heads), most
+
+
+def dealt(heads: int, blocks: int, section: int, *, uneven: bool) -> Iterator[tuple[int, int]]:
+    """(head, block) in the order in which this project's kernels start them (kernels/schedule.py, `dealt`)."""
+    taken = blocks - (blocks // 3 if uneven else 0)
+    for start in range(0, heads, section):
+        for block in range(taken):
+            yield from ((head, block) for head in range(start, min(start + section, heads)))
+    for block in range(taken, blocks):
+        yield from ((head, block) for head in range(heads))
 
 
 def forward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
@@ -184,15 +193,13 @@ def _backward_replayed(p: Problem, cache: Cache, schedule: Schedule) -> tuple[fl
         if sums_row:
             l2.store(stream_key(3, head, at), chunk * sums_row)
     own = schedule.block_kv * (t.k_row + t.v_row)
-    section = 1
-    if schedule.longest_first and p.mask != "none":  # the first keys are those that most queries see
+    section, uneven = 1, schedule.longest_first and p.mask != "none"
+    if uneven:  # the first keys are those that most queries see
         section = max(1, cache.l2_bytes // 2 // (t.group * p.seq_q * (t.q_row + t.o_row + sums_row)))
     kv_heads = heads // t.group
     blocks = [
-        Block(kv_head * t.group + member, *found, own if member == 0 else 0, own if member == t.group - 1 else 0)
-        for start in range(0, kv_heads, section)
-        for found in ranges
-        for kv_head in range(start, min(start + section, kv_heads))
+        Block(kv_head * t.group + member, *ranges[number], own if member == 0 else 0, own if member == t.group - 1 else 0)
+        for kv_head, number in dealt(kv_heads, len(ranges), section, uneven=uneven)
         for member in range(t.group)
     ]
     replay(l2, blocks, streams, slots, cache.sm_count, chunk)

@@ -1,4 +1,4 @@
-"""The project's own FlashAttention-3 for Hopper (kernels/flash_v3.py), and the variants of it that a ladder compares."""
+"""The project's own FlashAttention-3 for Hopper (kernels/flash_v3.py, flash_v3_backward.py), and the variants of it that a ladder compares."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEAST_TRITON = (3, 6)
-FEW_CHANNELS = ("three-consumers",)
-"""Variants whose registers end at head dimension 64."""
+BACKWARD_MODES = ("backward", "forward_backward")
+MAX_BACKWARD_HEAD_DIM = 128
+FEW_CHANNELS = ("two-consumers",)
+"""Variants that differ from flash-v3 only up to head dimension 64, where it has three consumers."""
 SUMMARIES = {
     "bare": "a rung of its ladder: a producer and consumers, and nothing else",
     "overlap": "a rung of its ladder: the softmax runs beside the products of its own warpgroup",
     "persistent": "a rung of its ladder: and one program a multiprocessor takes tile after tile",
+    "dealt": "a rung of its ladder: and causal tiles start with the longest, dealt out beforehand",
     "one-tile": "flash-v3 with a program for each tile",
     "no-overlap": "flash-v3 with its products and its softmax one after the other",
     "pingpong": "flash-v3 with warpgroups that take turns at the matrix unit",
     "late-rescale": "flash-v3 that rescales its output beside the next block's scores",
     "named-release": "flash-v3 that gives tiles back through named barriers",
-    "three-consumers": "flash-v3 with three warpgroups that compute",
+    "two-consumers": "flash-v3 with two warpgroups that compute, where it has three",
 }
+"""Variants of the forward kernel."""
+BACKWARD_SUMMARIES = {
+    "deterministic": "flash-v3 whose dQ comes from flash-v2's kernel: gradients with the same bits at every call",
+}
+"""Variants of the backward pass."""
 
 
 def triton_version(device: Device) -> tuple[int, ...] | None:
@@ -56,22 +64,31 @@ def _no_hopper(device: Device) -> str | None:
 def _no_tiles(problem: Problem, variant: str) -> str | None:
     if problem.dtype not in ("bf16", "fp16"):
         return f"flash-v3 takes bf16 and fp16, not {problem.dtype}"
-    if problem.mode in ("backward", "forward_backward"):
-        return "flash-v3 has a forward pass only; flash-v2 has both"
+    backward = problem.mode in BACKWARD_MODES
+    if backward and variant in SUMMARIES:
+        return f"flash-v3:{variant} differs from flash-v3 in its forward pass only; its backward pass is flash-v3's"
+    if not backward and variant in BACKWARD_SUMMARIES:
+        return f"flash-v3:{variant} differs from flash-v3 in its backward pass only; its forward pass is flash-v3's"
     dims = (problem.head_dim, problem.head_dim_v)
     if any(d % 8 or d > 256 for d in dims):
         return f"flash-v3 takes multiples of 8 up to 256 as head_dim, not {dims[0]}/{dims[1]}"
+    if backward and max(dims) > MAX_BACKWARD_HEAD_DIM:
+        return (
+            f"flash-v3's backward pass has registers for dK and dV up to head_dim {MAX_BACKWARD_HEAD_DIM}, "
+            f"not {dims[0]}/{dims[1]}; flash-v2 takes more"
+        )
     if variant in FEW_CHANNELS and max(dims) > 64:
-        return f"three consumers have registers for a head_dim up to 64, not {max(dims)}"
+        return f"at head_dim {max(dims)} flash-v3 has two consumers itself; three have registers up to 64"
     return None
 
 
 def _tiles(variant: str) -> Schedule:
     """Tiles at head dimension 128, for a plan made without a device: a row tells those it was launched with, and the models use these."""
     return Schedule(
-        block_q=192 if variant == "three-consumers" else 128,
+        block_q=128,
         block_kv=128,
         longest_first=variant not in ("bare", "overlap", "persistent"),
+        two_pass_backward=variant == "deterministic",
     )
 
 
@@ -85,7 +102,7 @@ PROVIDERS = (
             f"flash-v3:{variant}", "flash", "tiled-v2", summary, partial(_reason, variant=variant),
             "flashbench.providers.flash_v3:bind", _tiles(variant), source=variant,
         )
-        for variant, summary in SUMMARIES.items()
+        for variant, summary in (SUMMARIES | BACKWARD_SUMMARIES).items()
     ),
 )  # fmt: skip
 
@@ -97,6 +114,8 @@ def bind(problem: Problem, _device: Device, variant: str = "") -> Bound:
     missing = gluon_names.missing()
     if missing:
         raise Unsupported(missing)
+    if problem.mode in BACKWARD_MODES:
+        return _bind_backward(problem, variant)
     from flashbench.kernels.flash_v3_launches import flash_v3_forward, launch_figures
 
     options: dict[str, Any] = {"mask": problem.mask, "variant": variant}
@@ -109,3 +128,14 @@ def bind(problem: Problem, _device: Device, variant: str = "") -> Bound:
         return launch_figures(q, k, v, **options)
 
     return Bound(call, launch=launch)
+
+
+def _bind_backward(problem: Problem, variant: str) -> Bound:
+    from flashbench.kernels.flash_v3_gradients import flash_v3, launch_figures, prepare
+    from flashbench.kernels.flash_v3_launches import flash_v3_forward
+
+    def launch(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        out, lse = flash_v3_forward(q, k, v, mask=problem.mask, with_lse=True)
+        return launch_figures(prepare(q, k, v, out, lse, out, mask=problem.mask, variant=variant))
+
+    return Bound(partial(flash_v3, mask=problem.mask, backward=variant), launch=launch)

@@ -158,8 +158,28 @@ def test_every_block_of_queries_is_taken_once(
 
 
 def test_the_longest_causal_blocks_come_first_and_heads_that_share_keys_together(interpreted: Any) -> None:
-    order = interpreted(order_of_work, 4, 3, 2, True)
-    assert order[:6] == [(0, 2), (1, 2), (0, 1), (1, 1), (0, 0), (1, 0)]
+    order = interpreted(order_of_work, 4, 2, 2, True)
+    assert order == [(0, 1), (1, 1), (0, 0), (1, 0), (2, 1), (3, 1), (2, 0), (3, 0)]
+
+
+def test_the_shortest_third_of_causal_blocks_is_kept_for_the_end(interpreted: Any) -> None:
+    order = interpreted(order_of_work, 3, 3, 2, True)
+    assert order == [(0, 2), (1, 2), (0, 1), (1, 1), (2, 2), (2, 1), (0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "q_blocks", "section"), [(6, 5, 2), (7, 3, 4), (1, 4, 1), (3, 9, 3)])
+def test_the_model_starts_blocks_in_the_order_of_the_kernels(
+    heads: int, q_blocks: int, section: int, causal: bool, interpreted: Any
+) -> None:
+    from flashbench.model.tiled import dealt
+
+    order = interpreted(order_of_work, heads, q_blocks, section, causal)
+    modelled = [
+        (head, q_blocks - 1 - block if causal else block)
+        for head, block in dealt(heads, q_blocks, section, uneven=causal)
+    ]
+    assert order == modelled
 
 
 quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

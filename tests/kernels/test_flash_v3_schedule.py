@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -24,23 +25,30 @@ def in_python(function: Any, **names: Any) -> Callable[..., Any]:
 
 TL = types.SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b))
 position = in_python(flash_v3_schedule.position)
-turn_count = in_python(flash_v3_schedule.turn_count, position=position)
 visible = in_python(flash_v3_schedule.visible)
 key_ranges = in_python(schedule.key_ranges, tl=TL)
 block_bounds = in_python(flash_v3_schedule.block_bounds, key_ranges=key_ranges)
 
-assigned = in_python(schedule.assigned, tl=TL)
+dealt = in_python(schedule.dealt, tl=TL)
+assigned = in_python(schedule.assigned, dealt=dealt)
 
 lengths = st.integers(1, 700)
 masks = st.one_of(st.sampled_from(["none", "causal"]), st.integers(1, 800).map("window:{}".format))
 
 
+def taken_by(program: int, programs: int, tiles: int, back_and_forth: bool) -> list[int]:
+    """Places of the tiles that a program computes: on until it is behind the last."""
+    places = itertools.takewhile(
+        lambda place: place < tiles,
+        (position(turn, program, programs, back_and_forth) for turn in itertools.count()),
+    )
+    return list(places)
+
+
 @given(programs=st.integers(1, 140), tiles=st.integers(1, 900), back_and_forth=st.booleans())
 def test_every_tile_is_computed_once(programs: int, tiles: int, back_and_forth: bool) -> None:
     taken = [
-        position(turn, program, programs, back_and_forth)
-        for program in range(programs)
-        for turn in range(turn_count(program, programs, tiles, back_and_forth))
+        place for program in range(programs) for place in taken_by(program, programs, tiles, back_and_forth)
     ]
     assert sorted(taken) == list(range(tiles))
 
@@ -50,35 +58,26 @@ def test_dealing_back_and_forth_gives_every_program_as_much_of_a_list_from_long_
     longest = programs * rounds
 
     def work(program: int) -> int:
-        count = turn_count(program, programs, longest, True)
-        return sum(longest - position(turn, program, programs, True) for turn in range(count))
+        return sum(longest - place for place in taken_by(program, programs, longest, True))
 
     assert len({work(program) for program in range(programs)}) == 1
 
 
 @given(
-    programs=st.integers(1, 140), heads_kv=st.integers(1, 5), group=st.integers(1, 4), section=st.integers(1, 6),
-    seq_q=lengths, seq_kv=lengths, longest_first=st.booleans(),
+    heads_kv=st.integers(1, 5), group=st.integers(1, 4), section=st.integers(1, 6), seq_q=lengths, seq_kv=lengths,
+    longest_first=st.booleans(), behind=st.integers(0, 300),
 )  # fmt: skip
 def test_every_query_of_every_head_is_in_one_tile_and_behind_the_last_tile_there_is_no_other(
-    programs: int, heads_kv: int, group: int, section: int, seq_q: int, seq_kv: int, longest_first: bool
+    heads_kv: int, group: int, section: int, seq_q: int, seq_kv: int, longest_first: bool, behind: int
 ) -> None:
     block_q, heads = 128, heads_kv * group
     blocks = -(-seq_q // block_q)
-    programs = min(programs, heads * blocks)
-    found = []
-    for program in range(programs):
-        there = types.SimpleNamespace(
-            program_id=[program].__getitem__, num_programs=[programs].__getitem__, cdiv=TL.cdiv
-        )
-        tile_at = in_python(
-            flash_v3_schedule.tile_at, gl=there, position=position, assigned=assigned, block_bounds=block_bounds
-        )
-        sizes = (heads, seq_q, seq_kv, 0, section * group, heads * blocks)
-        turns = turn_count(program, programs, heads * blocks, longest_first)
-        tiles = [tile_at(turn, *sizes, block_q, 128, True, False, longest_first) for turn in range(turns + 1)]
-        found += [tile[:2] for tile in tiles[:turns]]
-        assert all(value >= 0 for value in tiles[turns])
+    there = types.SimpleNamespace(cdiv=TL.cdiv)
+    tile_at = in_python(flash_v3_schedule.tile_at, gl=there, assigned=assigned, block_bounds=block_bounds)
+    sizes = (heads, seq_q, seq_kv, 0, section * group, heads * blocks)
+    tiles = [tile_at(place, *sizes, block_q, 128, True, False, longest_first) for place in range(heads * blocks)]
+    found = [tile[:2] for tile in tiles]
+    assert tile_at(heads * blocks + behind, *sizes, block_q, 128, True, False, longest_first) == tiles[-1]
     assert sorted(found) == [(head, block * block_q) for head in range(heads) for block in range(blocks)]
 
 

@@ -28,6 +28,7 @@ designs = st.fixed_dictionaries(
         "out_tiles": st.booleans(),
         "OVERLAP": st.booleans(),
         "PINGPONG": st.booleans(),
+        "QUEUE": st.booleans(),
         "LATE_RESCALE": st.booleans(),
         "NAMED_RELEASE": st.booleans(),
     }

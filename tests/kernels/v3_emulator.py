@@ -7,6 +7,7 @@ asked for again, so that whatever is given back too early is overwritten. A wait
 
 from __future__ import annotations
 
+import importlib
 import random
 import threading
 import time
@@ -38,6 +39,12 @@ class Array(np.ndarray):
 
     def store(self, values: np.ndarray) -> None:
         self[...] = values
+
+    def load(self, _layout: Any) -> Array:
+        return self.copy()
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Array:
+        return self[(slice(None),) * dim + (slice(start, start + length),)]
 
 
 class Index(int):
@@ -132,17 +139,17 @@ class NamedBarrier(Waiting):
 
 
 class Descriptor:
-    """A tensor (batch, heads, seq, channels) as the copy engine sees it: 0 beyond its end, and nothing written there."""
+    """A tensor, such as (batch, heads, seq, channels), as the copy engine sees it: 0 beyond its end, and nothing written there."""
 
     layout = None
 
     def __init__(self, values: np.ndarray, rows: int, channels: int, dtype: str) -> None:
         self.values, self.shape, self.dtype = values, (rows, channels), dtype
-        self.block_type = types.SimpleNamespace(nbytes=2 * rows * channels)
+        self.block_type = types.SimpleNamespace(nbytes=2 * rows * channels, shape=[1, 1, rows, channels])
 
     def parts(self, coordinates: list[int]) -> tuple[Any, tuple[slice, slice]]:
-        batch, head, row, column = coordinates
-        there = self.values[batch, head, row : row + self.shape[0], column : column + self.shape[1]]
+        *outer, row, column = coordinates
+        there = self.values[(*outer, slice(row, row + self.shape[0]), slice(column, column + self.shape[1]))]
         return there, (slice(0, there.shape[0]), slice(0, there.shape[1]))
 
 
@@ -163,16 +170,21 @@ class Program:
         return self.mine.__dict__.setdefault(what, [])
 
     def product(self, a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = False) -> dict[str, Any]:
-        token: dict[str, Any] = {"compute": lambda: array(a @ b + (acc if use_acc else 0)).astype(np.float32)}
+        def compute() -> Array:
+            before = acc["value"] if isinstance(acc, dict) else acc
+            return array(a @ b + (before if use_acc else 0)).astype(np.float32)
+
+        token: dict[str, Any] = {"compute": compute}
         self.under_way("products").append(token)
         return token
 
-    def product_wait(self, pending: int, deps: tuple[dict[str, Any], ...]) -> Array:
+    def product_wait(self, pending: int, deps: tuple[dict[str, Any], ...]) -> Any:
         products = self.under_way("products")
         while len(products) > pending:
             token = products.pop(0)
             token["value"] = token["compute"]()
-        return deps[0]["value"]
+        values = tuple(token["value"] if isinstance(token, dict) else token for token in deps)
+        return values[0] if len(values) == 1 else values
 
     def load(self, source: Descriptor, coordinates: list[int], barrier: Mbarrier, tile: Array) -> None:
         there, part = source.parts(coordinates)
@@ -183,13 +195,17 @@ class Program:
 
     def store(self, target: Descriptor, coordinates: list[int], tile: Array) -> None:
         there, part = target.parts(coordinates)
-        self.under_way("stores").append((there, tile.reshape(target.shape)[part]))
+        self.under_way("stores").append((there, tile.reshape(target.shape)[part], False))
+
+    def add(self, target: Descriptor, coordinates: list[int], tile: Array) -> None:
+        there, part = target.parts(coordinates)
+        self.under_way("stores").append((there, tile.reshape(target.shape)[part], True))
 
     def store_wait(self, pending: int) -> None:
         stores = self.under_way("stores")
         while len(stores) > pending:
-            there, tile = stores.pop(0)
-            there[...] = tile
+            there, tile, adds = stores.pop(0)
+            there[...] = there + tile if adds else tile
 
 
 class Pointer:
@@ -203,14 +219,29 @@ class Pointer:
 def language(program: int, programs: int) -> types.SimpleNamespace:
     """As much of Gluon as the kernel uses."""
 
-    def store(pointer: Pointer, values: Array, mask: Array) -> None:
-        pointer.values[pointer.offset[mask]] = values[mask]
+    def store(pointer: Pointer, values: Any, mask: Array | None = None) -> None:
+        if mask is None:
+            pointer.values[pointer.offset] = values
+        else:
+            pointer.values[pointer.offset[mask]] = values[mask]
+
+    def atomic_add(pointer: Pointer, value: int, sem: str) -> Index:
+        before = Index(pointer.values[pointer.offset])
+        pointer.values[pointer.offset] += value
+        return before
+
+    def full(shape: list[int], value: Any, dtype: str, _layout: Any) -> Array:
+        return array(np.full(shape, value, np.int32 if dtype == "int32" else np.float32))
+
+    def add_up(x: Array, axis: int) -> Any:
+        return Index(x.sum()) if x.dtype == np.int32 else array(x.sum(axis))
 
     def allocate(dtype: Any, shape: list[int], _layout: Any) -> Any:
         if dtype == "int64":
             barriers = [Mbarrier() for _ in range(shape[0])]
             return types.SimpleNamespace(index=barriers.__getitem__)
-        return Memory(np.full(shape, np.nan, np.float32).view(Array), dtype)
+        unwritten = np.full(shape, -1, np.int32) if dtype == "int32" else np.full(shape, np.nan, np.float32)
+        return Memory(unwritten.view(Array), dtype)
 
     def specialise(roles: list[tuple[Any, tuple[Any, ...]]], _warps: Any, _registers: Any) -> None:
         failures: list[BaseException] = []
@@ -237,11 +268,12 @@ def language(program: int, programs: int) -> types.SimpleNamespace:
         program_id=lambda _: Index(program), num_programs=lambda _: Index(programs), cdiv=lambda a, b: -(-a // b), static_range=range,
         int32="int32", int64="int64", float32="float32",
         SliceLayout=nothing, NVMMADistributedLayout=nothing, DotOperandLayout=nothing, BlockedLayout=nothing,
+        NVMMASharedLayout=types.SimpleNamespace(get_default_for=nothing),
         arange=lambda a, b, layout: array(np.arange(a, b)), zeros=lambda shape, *_: array(np.zeros(shape, np.float32)),
-        full=lambda shape, value, *_: array(np.full(shape, value, np.float32)), convert_layout=lambda x, _: x,
+        full=full, atomic_add=atomic_add, convert_layout=lambda x, _: x,
         where=lambda c, a, b: array(np.where(c, np.float32(a) if np.isscalar(a) else a, np.float32(b) if np.isscalar(b) else b)),
         maximum=lambda a, b: array(np.maximum(a, b)), max=lambda x, axis: array(x.max(axis)), min=lambda x, axis: array(x.min(axis)),
-        sum=lambda x, axis: array(x.sum(axis)), exp2=lambda x: array(np.exp2(x)), log2=lambda x: array(np.log2(x)),
+        sum=add_up, exp2=lambda x: array(np.exp2(x)), log2=lambda x: array(np.log2(x)),
         store=store, allocate_shared_memory=allocate, warp_specialize=specialise, constexpr=None,
     )  # fmt: skip
 
@@ -256,9 +288,9 @@ class Memory:
         return self.values[int(i)].view(Array)
 
 
-def in_python(program: int, programs: int) -> dict[str, Any]:
-    """The kernel's functions, all of its modules, as plain Python for one program."""
-    from flashbench.kernels import flash_v3, flash_v3_barriers, flash_v3_schedule, schedule
+def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str, Any]:
+    """The functions of a kernel's module, and of those that it imports, as plain Python for one program."""
+    from flashbench.kernels import flash_v3_barriers, flash_v3_queue, flash_v3_schedule, schedule
 
     this = Program()
 
@@ -272,15 +304,17 @@ def in_python(program: int, programs: int) -> dict[str, Any]:
         "gl": language(program, programs),
         "tl": types.SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b)),
         "mbarrier": types.SimpleNamespace(
-            init=lambda b, count: b.__dict__.update(count=count, pending=count), wait=lambda b, parity: b.wait(parity),
+            init=lambda b, count: b.__dict__.update(count=count, pending=count), wait=lambda b, parity, pred=True: b.wait(parity) if pred else None,
             expect=lambda b, size: b.change(1, size), arrive=lambda b: b.change(1, 0), MBarrierLayout=lambda: None,
         ),
         "warpgroup_mma": this.product, "warpgroup_mma_wait": this.product_wait, "load_tile": this.load, "store_tile": this.store,
-        "store_wait": this.store_wait, "named_barrier": this.named_barrier, "pin": pin, "pin_indices": pin_indices,
+        "add_tile": this.add, "product_under_way": lambda x: x, "store_wait": this.store_wait, "named_barrier": this.named_barrier, "pin": pin, "pin_indices": pin_indices,
         "fence_async_shared": lambda: None, "partition_barrier": lambda: None, "rows_of": lambda _: None,
         "LN_2": np.float32(np.log(2)), "ROWS": 64, "TURN": flash_v3_barriers.TURN.value, "RELEASE": flash_v3_barriers.RELEASE.value,
+        "KEYS": 64, "HALF": 64, "EXCHANGE": 8,
     }  # fmt: skip
-    for module in (schedule, flash_v3_schedule, flash_v3_barriers, flash_v3):
+    kernel_module = importlib.import_module(f"flashbench.kernels.{kernel}")
+    for module in (schedule, flash_v3_schedule, flash_v3_barriers, flash_v3_queue, kernel_module):
         for name, value in vars(module).items():
             if hasattr(value, "fn") and name not in scope and not (module is schedule and name == "visible"):
                 scope[name] = types.FunctionType(value.fn.__code__, scope, name)
@@ -303,16 +337,51 @@ def attend(
     lse = np.full(batch * heads_q * seq_q, np.nan, np.float32)
     tiles = batch * heads_q * -(-seq_q // (64 * consumers))
     group = heads_q // heads_kv
+    queue = np.zeros(1, np.int64)
     for program in range(min(programs, tiles)):
         scope = in_python(program, min(programs, tiles))
         scope.update(broken or {})
         scope["flash_v3_kernel"](
             Descriptor(q, 64, d, "fp32"), Descriptor(k, block_kv, d, "fp32"), Descriptor(v, block_kv, d, "fp32"),
-            Descriptor(out, 64, d, "fp32"), Pointer(lse),
+            Descriptor(out, 64, d, "fp32"), Pointer(lse), Pointer(queue),
             *map(Index, (batch * heads_q, heads_q, group, seq_q, seq_kv, window, section * group, tiles)), np.float32(scale * np.log2(np.e)),
             CONSUMERS=consumers, D=d, DV=d, BLOCK_KV=block_kv, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
             TAIL=mask == "none" and seq_kv % block_kv != 0, NEGATIVE_SCALE=scale < 0, WITH_LSE=True, OUT_TILES=out_tiles,
             CONSUMER_REGISTERS=0, PRODUCER_REGISTERS=0,
-            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "LATE_RESCALE": False, "NAMED_RELEASE": False, **switches},
+            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "QUEUE": False, "LATE_RESCALE": False, "NAMED_RELEASE": False, **switches},
         )  # fmt: skip
+    assert queue[0] == 0, "the queue is not as it was"
     return out, lse.reshape(batch, heads_q, seq_q)
+
+
+def differentiate(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, d_out: np.ndarray, lse: np.ndarray, delta: np.ndarray, *, mask: str, scale: float,
+    halves: int = 1, stages: int = 2, section: int = 1, with_dq: bool = True, broken: dict[str, Any] | None = None,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """dQ, dK and dV of the backward kernel, for lse (natural) and delta (B, Hq, Sq), D one of 64 and 128."""
+    batch, heads_q, seq_q, d = q.shape
+    heads_kv, seq_kv = k.shape[1:3]
+    window = int(mask.removeprefix("window:")) if mask.startswith("window:") else 0
+    inside = 0 < window < seq_kv
+    padded = -(-seq_q // 128) * 128
+    rows = np.full((2, batch * heads_q, padded), 0.0, np.float32)
+    rows[0] = np.inf
+    flat = lse.reshape(-1, seq_q)
+    rows[0, :, :seq_q] = np.where(flat == -np.inf, np.inf, flat * np.log2(np.e))
+    rows[1, :, :seq_q] = delta.reshape(-1, seq_q)
+    sums = np.zeros(q.shape, np.float32)
+    dk, dv = np.full(k.shape, np.nan, np.float32), np.full(v.shape, np.nan, np.float32)
+    programs = batch * heads_kv * -(-seq_kv // 128)
+    for program in range(programs):
+        scope = in_python(program, programs, "flash_v3_backward")
+        scope.update(broken or {})
+        scope["flash_v3_backward_kernel"](
+            Descriptor(q, 64, d, "fp32"), Descriptor(k, 64, d, "fp32"), Descriptor(v, 64, d, "fp32"), Descriptor(d_out, 64, d, "fp32"),
+            Descriptor(rows[0], 1, 64, "fp32"), Descriptor(rows[1], 1, 64, "fp32"),
+            Descriptor(sums, 64, d // 2 if halves == 1 else d, "fp32"), Descriptor(dk, 64, d, "fp32"), Descriptor(dv, 64, d, "fp32"),
+            *map(Index, (batch * heads_kv, heads_kv, heads_q // heads_kv, seq_q, seq_kv, window, section)),
+            np.float32(scale), np.float32(scale * np.log2(np.e)),
+            CONSUMERS=2, D=d, HALVES=halves, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
+            TAIL=mask == "none" and seq_kv % 128 != 0, WITH_DQ=with_dq, CONSUMER_REGISTERS=0, PRODUCER_REGISTERS=0,
+        )  # fmt: skip
+    return sums * np.float32(scale), dk, dv
