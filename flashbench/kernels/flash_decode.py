@@ -6,20 +6,16 @@ the time of that byte. Nothing counts but the memory's bandwidth, and for that t
 - Enough programs. A forward kernel gives one to each block of queries, and here is one query: batch x heads programs, often fewer than
   multiprocessors. Flash-Decoding (Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference", 2023) cuts the keys into
   splits as well. Each runs the online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1; written out in flash_v2.py) over its
-  own keys, and a second, small kernel adds up the parts (flash_decode_combine.py). As many splits as fill the device once or twice
-  (splits.py); one split writes the output itself, and there is no second kernel.
+  own keys, and the last of them to end, or a second kernel, adds up the parts (flash_decode_combine.py). As many splits as fill the device
+  once or twice (splits.py); one split writes the output itself.
 - Each byte once. The query heads of a group share their key/value head, so their rows, for all queries, are packed into one tile: K and V
   come once for the group, and the matrix unit, whose tile has at least 16 rows, works on rows that count (FlashInfer, arXiv 2501.01005,
   section 3.2, packs them alike; the order here is query by query, heads inside, so that a tile's rows stand at neighbouring keys).
 
 Two more choices. Bytes under way, not arithmetic, are what a multiprocessor must have enough of: to hide a microsecond at 4 TB/s over 132
 of them takes 32 KiB each, and twice that leaves the memory busy while the last programs finish. Hence 4 warps, few keys a tile and a deep
-pipeline, two programs or more on a multiprocessor. And one loop that masks every tile, in place of flash_v2's three: the comparison is
-free under the loads, while a second loop would fill its pipeline anew.
-
-The parts are added by a second kernel rather than by the last program to arrive at a counter: a kernel of one program a row reads them
-in parallel however many there are, needs no memory that must be zero beforehand, and keeps calls on two streams apart. On sm_90 and
-later it is launched as a programmatic dependent, ready when the first ends, which hides most of the launch.
+pipeline, two programs or more on a multiprocessor. And one loop that masks every tile, without a branch around the mask: the comparison is
+free under the loads.
 
 Cost of one call, for B sequences of M keys, N queries, H query heads, H_kv key/value heads, head dimension d, elements of s bytes, S splits:
 
@@ -41,7 +37,16 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from flashbench.errors import UsageError
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
-from flashbench.kernels.flash_decode_combine import Combination, combination, combine_kernel
+from flashbench.kernels.counters import next_counters
+from flashbench.kernels.flash_decode_combine import (
+    FUSED_BYTES,
+    Combination,
+    add_up,
+    combination,
+    combine_kernel,
+    is_last,
+    tile_of_parts,
+)
 from flashbench.kernels.inputs import device_limits, on, product_dtype, sm_count, visibility
 from flashbench.kernels.paged import check_cache, load_paged_rows, pages_of
 from flashbench.kernels.schedule import key_ranges, visible
@@ -55,10 +60,18 @@ LN_2: tl.constexpr = tl.constexpr(math.log(2))
 COUNTS = ("table_width", "heads_kv", "group", "seq_q", "seq_kv", "window", "splits", "row_blocks")
 
 
+@triton.jit
+def output_row(row, batch, head_kv, heads_kv, group, seq_q):
+    """Where row `row` of a group, head row % group of query row // group, stands among the (batch, heads_q, seq_q) of the output."""
+    return (tl.cast(batch, tl.int64) * heads_kv * group + head_kv * group + row % group) * seq_q + row // group
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def flash_decode_kernel(
     q, k, v,  # pointers; k and v may be tensor descriptors of shape (batch, heads, seq, head dim)
-    o, lse,  # pointers to contiguous (batch, heads_q, seq_q, splits, HEAD_DIM_V) and (batch, heads_q, seq_q, splits)
+    o, lse,  # pointers to contiguous (batch, heads_q, seq_q, HEAD_DIM_V) and (batch, heads_q, seq_q); lse may be None
+    parts, part_lse,  # the same with an axis `splits` behind seq_q, fp32; None if there is one split
+    counters,  # pointer to a 0 for each block of rows whose parts are added up here; None unless SPLITS
     q_strides, k_strides, v_strides,  # in elements, in the order batch (of pages: page), head, position, channel
     page_table, lengths,  # pointers to contiguous (batch, table_width) and (batch,) int32; None unless PAGE_SIZE, LENGTHS
     table_width, heads_kv, group, seq_q, seq_kv, window, splits, row_blocks,
@@ -68,7 +81,9 @@ def flash_decode_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,
     LENGTHS: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    WITH_LSE: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr,  # of the parts that are added up here at a time; 0 if none are
+    PDL: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row_block = program % row_blocks
@@ -136,18 +151,29 @@ def flash_decode_kernel(
     # A row that saw no key, as in a split beyond the end of a sequence, has total 0 and top -inf: its part is 0, its log-sum-exp -inf.
     divisor = tl.where(total > 0.0, total, 1.0)
     out = acc * (1.0 / divisor)[:, None]
-    out_row = ((tl.cast(batch, tl.int64) * heads_kv * group + head_q) * seq_q + query) * splits + split
+    out_lse = (top + tl.log2(divisor)) * LN_2
+    out_row = output_row(row, batch, head_kv, heads_kv, group, seq_q)
     column_v = tl.arange(0, DV)
     keep = (row < row_count)[:, None]
     if DV != HEAD_DIM_V:
         keep = keep & (column_v < HEAD_DIM_V)[None, :]
-    tl.store(o + out_row[:, None] * HEAD_DIM_V + column_v[None, :], out.to(o.dtype.element_ty), mask=keep)
-    if WITH_LSE:
-        tl.store(lse + out_row, (top + tl.log2(divisor)) * LN_2, mask=row < row_count)
+    if parts is None:
+        tl.store(o + out_row[:, None] * HEAD_DIM_V + column_v[None, :], out.to(o.dtype.element_ty), mask=keep)
+        if lse is not None:
+            tl.store(lse + out_row, out_lse, mask=row < row_count)
+    else:
+        part = out_row * splits + split
+        tl.store(parts + part[:, None] * HEAD_DIM_V + column_v[None, :], out, mask=keep)
+        tl.store(part_lse + part, out_lse, mask=row < row_count)
+        if SPLITS > 0 and is_last(counters + sequence_head * row_blocks + row_block, splits):
+            for first_row in range(row_block * BLOCK_Q, last_row + 1, ROWS):
+                few = first_row + tl.arange(0, ROWS)
+                few_rows = output_row(few, batch, head_kv, heads_kv, group, seq_q)
+                add_up(parts, part_lse, o, lse, few_rows, few < row_count, splits, HEAD_DIM_V, DV, ROWS, SPLITS)
 
 
 class Launch(NamedTuple):
-    """One call, ready to make: the kernel over the splits and, where there is more than one, `combine_kernel` over the rows."""
+    """One call, ready to make: the kernel over the splits and, where that does not add up its parts itself, `combine_kernel`."""
 
     grid: tuple[int]
     arguments: tuple[Any, ...]
@@ -157,6 +183,9 @@ class Launch(NamedTuple):
     splits: int
     out: torch.Tensor
     lse: torch.Tensor | None
+    parts: torch.Tensor | None
+    part_lse: torch.Tensor | None
+    counters: torch.Tensor | None
 
 
 def prepare(
@@ -215,13 +244,20 @@ def prepare(
     fp32 = {"dtype": torch.float32, "device": q.device}
     out = torch.empty((batch, heads_q, seq_q, head_dim_v), dtype=v.dtype, device=q.device)
     lse = torch.empty((batch, heads_q, seq_q), **fp32) if with_lse else None
-    parts, part_lse = out, lse
+    parts = part_lse = counters = combine = None
+    rows_at_once = splits_at_once = 0
+    pdl = False
     if splits > 1:
         parts = torch.empty((*out.shape[:3], splits, head_dim_v), **fp32)
         part_lse = torch.empty((*out.shape[:3], splits), **fp32)
-    pdl = splits > 1 and limits.capability is not None and limits.capability >= (9, 0)
+        if 4 * min(rows, blocks.block_q) * splits * head_dim_v <= FUSED_BYTES:
+            counters = next_counters(q.device, batch * heads_kv * row_blocks)
+            rows_at_once, splits_at_once = tile_of_parts(min(rows, blocks.block_q), dv)
+        else:
+            pdl = limits.capability is not None and limits.capability >= (9, 0)
+            combine = combination(parts, part_lse, out, lse, pdl)
     arguments = (
-        *sources, parts, part_lse, q.stride(), k.stride(), v.stride(), page_table, lengths,
+        *sources, out, lse, parts, part_lse, counters, q.stride(), k.stride(), v.stride(), page_table, lengths,
         table_width, heads_kv, group, seq_q, seq_kv, window or 0, splits, row_blocks, scale * LOG2_E,
     )  # fmt: skip
     constants = {
@@ -236,9 +272,10 @@ def prepare(
         "TAIL": lengths is not None or seq_kv % blocks.block_kv != 0,
         "LENGTHS": lengths is not None,
         "PAGE_SIZE": rows_kv if page_table is not None else 0,
-        "WITH_LSE": part_lse is not None,
         "PRECISION": precision,
         "DESCRIPTORS": blocks.descriptors,
+        "ROWS": rows_at_once,
+        "SPLITS": splits_at_once,
         "PDL": pdl,
         "num_warps": blocks.num_warps,
         # The number of a page is loaded before the page, which takes the pipeline as many stages again.
@@ -246,8 +283,7 @@ def prepare(
         "enable_fp_fusion": True,  # Triton 3.10 no longer fuses multiply-adds unasked
     }
     grid = (batch * heads_kv * row_blocks * splits,)
-    combine = combination(parts, part_lse, out, lse, pdl) if splits > 1 else None
-    return Launch(grid, arguments, constants, combine, blocks, splits, out, lse)
+    return Launch(grid, arguments, constants, combine, blocks, splits, out, lse, parts, part_lse, counters)
 
 
 def flash_decode(

@@ -8,10 +8,12 @@ and when the maximum grows from m to m', everything summed so far is multiplied 
 
 FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1) fixes the loop order: queries outside, so that programs share nothing and the
 sequence is one more axis to run in parallel; o stays unnormalised until one division at the end; and for the backward pass a single
-number a row is kept, the log-sum-exp m + log l. Three things here make it quick on the unit that limits it:
+number a row is kept, the log-sum-exp m + log l. Four things here make it quick on the unit that limits it:
 
 - exp(x) is exp2(x log2 e), the form that the hardware has; log2 e is folded into the scale, so that s * c - m is one multiply-add.
-- Key blocks that every query of the block sees (the steady loop) need no mask; only the diagonal, a window's left edge and the tail do.
+- Key blocks that every query of the block sees need no mask; only the diagonal, a window's left edge and the tail do. One loop takes them
+  all, the mask in a branch, where the compiler allows it: three loops fill the pipeline three times and spill at the seams.
+- Without a mask, in some shapes (LATE), the product of a block's weights with V runs beside the softmax of the next block.
 - Where the mask is causal, the longest query blocks start first, so that no long one is left over at the end.
 
 Cost of one call, for B sequences, H query heads, H_kv key/value heads, N queries, M keys, head dimension d, elements of s bytes:
@@ -32,15 +34,29 @@ import torch
 import triton
 import triton.language as tl
 
-from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
+from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, family, padded
 from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
 from flashbench.kernels.schedule import assigned, key_ranges, visible
 from flashbench.kernels.tiles import describable, describe, load_rows
 
 LOG2_E = math.log2(math.e)
+LEAST_SCALE = 2.0**-126
+"""The least normal number of fp32: a smaller scale, which may be 0 there, would make NaN of a hidden score."""
 LN_2: tl.constexpr = tl.constexpr(math.log(2))
 # Triton compiles anew for an integer that becomes 1 or a multiple of 16; of these nothing would be gained, strides alone shape the loads.
 COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "window", "heads_per_section")
+
+
+@triton.jit
+def masked(
+    s, at_key, key, seq_kv, window, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, NEGATIVE_SCALE: tl.constexpr
+):  # fmt: skip
+    """Scores of a block of keys, those that a mask hides or that lie behind the last key out of the way: times the scale, a true -inf.
+
+    No score, however low, falls below that. (The scale is never 0: see `scale_in_bits`.)
+    """
+    seen = visible(at_key, key + tl.arange(0, BLOCK_KV), seq_kv, window, CAUSAL, WINDOW)
+    return tl.where(seen, s, float("inf") if NEGATIVE_SCALE else float("-inf"))
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -54,9 +70,10 @@ def flash_v2_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr,  # the same, padded to a power of two
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,  # TAIL: the last block of keys is not whole
     NEGATIVE_SCALE: tl.constexpr, WITH_LSE: tl.constexpr, PRECISION: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, ONE_LOOP: tl.constexpr,
+    LATE: tl.constexpr,  # without a mask, through descriptors and in half precision only
 ):  # fmt: skip
     head, q_block = assigned(tl.program_id(0), batch_heads, tl.cdiv(seq_q, BLOCK_Q), heads_per_section, CAUSAL)
     batch = head // heads_q
@@ -74,32 +91,49 @@ def flash_v2_kernel(
     total = tl.zeros([BLOCK_Q], tl.float32)  # l
     top = tl.full([BLOCK_Q], float("-inf"), tl.float32)  # m, in bits
 
-    # Part 0 is a window's left edge, 1 the steady loop, 2 the diagonal or the tail: three loops, of which only the steady one is long.
-    for part in tl.static_range(0 if WINDOW else 1, 3 if CAUSAL or TAIL else 2):
-        for key in tl.range(bounds[part], bounds[part + 1], BLOCK_KV):
-            k_tile = load_rows(k, k_strides, batch, head_kv, key, seq_kv, HEAD_DIM, BLOCK_KV, D, part != 1, DESCRIPTORS)
+    v_dtype: tl.constexpr = v.dtype if DESCRIPTORS else v.dtype.element_ty
+    if LATE:
+        # As integers: weights that a loop carries in the products' own type are kept in shared memory, not in registers.
+        last_p = tl.zeros([BLOCK_Q, BLOCK_KV], tl.int16)
+        last_alpha = tl.zeros([BLOCK_Q], tl.float32)
+    # Part 0 is a window's left edge, 1 the steady loop, 2 the diagonal or the tail. Or, with ONE_LOOP, part 0 is all of it.
+    for part in tl.static_range(0, 1 if ONE_LOOP else 3):
+        for key in tl.range(bounds[part], bounds[3 if ONE_LOOP else part + 1], BLOCK_KV):
+            k_tile = load_rows(k, k_strides, batch, head_kv, key, seq_kv, HEAD_DIM, BLOCK_KV, D, TAIL, DESCRIPTORS)
             s = tl.dot(q_tile, k_tile.T, input_precision=PRECISION)
-            if part != 1:  # masked
-                # Masked after scaling, by a true -inf: no score, however low and whatever the sign of the scale, falls below it.
-                seen = visible(at_key, key + tl.arange(0, BLOCK_KV), seq_kv, window, CAUSAL, WINDOW)
-                s = tl.where(seen, s * scale_log2, float("-inf"))
-                new_top = tl.maximum(top, tl.max(s, 1))
+            if not ONE_LOOP:
+                if part != 1:
+                    s = masked(s, at_key, key, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE)
+            elif (CAUSAL or TAIL) and ((key < bounds[1]) | (key >= bounds[2])):
+                s = masked(s, at_key, key, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE)
+            if LATE:
+                # Before the first block there is nothing: the copy engine reads zeros, whatever values V begins with.
+                v_tile = load_rows(
+                    v, v_strides, batch, head_kv, key - BLOCK_KV, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS
+                )
+                acc = tl.dot(last_p.to(v_dtype, bitcast=True), v_tile, acc * last_alpha[:, None])
+            # The largest scaled score is the scale times the largest score, or the smallest where the scale is negative.
+            extreme = tl.min(s, 1) if NEGATIVE_SCALE else tl.max(s, 1)
+            new_top = tl.maximum(top, extreme * scale_log2)
+            origin = new_top
+            if (CAUSAL or TAIL) and part != 1:
                 origin = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN
-                p = tl.exp2(s - origin[:, None])
-            else:
-                # The largest scaled score is the scale times the largest score, or the smallest where the scale is negative.
-                extreme = tl.min(s, 1) if NEGATIVE_SCALE else tl.max(s, 1)
-                new_top = tl.maximum(top, extreme * scale_log2)
-                origin = new_top
-                p = tl.exp2(s * scale_log2 - origin[:, None])
+            p = tl.exp2(s * scale_log2 - origin[:, None])
             alpha = tl.exp2(top - origin)
-            acc = acc * alpha[:, None]
-            v_tile = load_rows(
-                v, v_strides, batch, head_kv, key, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, part != 1, DESCRIPTORS
-            )
-            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
             total = total * alpha + tl.sum(p, 1)
             top = new_top
+            if LATE:
+                last_p = p.to(v_dtype).to(tl.int16, bitcast=True)
+                last_alpha = alpha
+            else:
+                v_tile = load_rows(
+                    v, v_strides, batch, head_kv, key, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS
+                )
+                acc = tl.dot(p.to(v_dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
+    if LATE:
+        last = (bounds[3] - 1) // BLOCK_KV * BLOCK_KV
+        v_tile = load_rows(v, v_strides, batch, head_kv, last, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS)
+        acc = tl.dot(last_p.to(v_dtype, bitcast=True), v_tile, acc * last_alpha[:, None])
 
     # A query that saw no key has total 0 and top -inf: its output is 0, its log-sum-exp -inf.
     divisor = tl.where(total > 0.0, total, 1.0)
@@ -113,6 +147,12 @@ def flash_v2_kernel(
     tl.store(o + o_row[:, None] * HEAD_DIM_V + columns[None, :], out.to(o.dtype.element_ty), mask=keep)
     if WITH_LSE:
         tl.store(lse + o_row, (top + tl.log2(divisor)) * LN_2, mask=rows < seq_q)
+
+
+def scale_in_bits(scale: float) -> float:
+    """scale * log2(e), and at least LEAST_SCALE in size: to any score up to 2^100 as good as 0, to an infinite one not."""
+    size = max(abs(scale) * LOG2_E, LEAST_SCALE)
+    return -size if scale < 0 else size
 
 
 class Launch(NamedTuple):
@@ -145,6 +185,7 @@ def prepare(
     scale = head_dim**-0.5 if scale is None else scale
     limits = device_limits(q.device)
     readable = describable(q) and describable(k) and describable(v)
+    may_be_late = readable and not causal and q.element_size() == 2
     if blocks is None:
         dtype = product_dtype(q, precision)
         blocks = default_blocks(
@@ -154,14 +195,16 @@ def prepare(
             head_dim_v,
             limits.shared_bytes,
             descriptors=readable,
+            late=may_be_late,
         )
     else:
-        blocks = blocks if readable else replace(blocks, descriptors=False)
+        blocks = replace(blocks, descriptors=blocks.descriptors and readable, late=blocks.late and may_be_late)
     d, dv = padded(head_dim), padded(head_dim_v)
     sources: tuple[Any, ...] = (q, k, v)
     if blocks.descriptors:
         sources = (describe(q, blocks.block_q, d), describe(k, blocks.block_kv, d), describe(v, blocks.block_kv, dv))
 
+    tail = seq_kv % blocks.block_kv != 0
     out = torch.empty((batch, heads_q, seq_q, head_dim_v), dtype=v.dtype, device=q.device)
     lse = torch.empty((batch, heads_q, seq_q), dtype=torch.float32, device=q.device) if with_lse else None
     group = section = heads_q // heads_kv
@@ -170,7 +213,7 @@ def prepare(
         section *= max(1, min(batch * heads_kv, limits.l2_bytes // 2 // kv_head_bytes))
     arguments = (
         *sources, out, lse, q.stride(), k.stride(), v.stride(), batch * heads_q, heads_q, group, seq_q, seq_kv,
-        window or 0, scale * LOG2_E, section,
+        window or 0, scale_in_bits(scale), section,
     )  # fmt: skip
     constants = {
         "HEAD_DIM": head_dim,
@@ -181,17 +224,28 @@ def prepare(
         "BLOCK_KV": blocks.block_kv,
         "CAUSAL": causal,
         "WINDOW": window is not None,
-        "TAIL": not causal and seq_kv % blocks.block_kv != 0,
+        "TAIL": tail,
         "NEGATIVE_SCALE": scale < 0,
         "WITH_LSE": with_lse,
         "PRECISION": precision,
         "DESCRIPTORS": blocks.descriptors,
+        "ONE_LOOP": not (causal or tail) or may_branch(limits.capability, blocks, max(d, dv)),
+        "LATE": blocks.late,
         "num_warps": blocks.num_warps,
         "num_stages": blocks.num_stages,
         "enable_fp_fusion": True,  # s * c - m in one instruction; Triton 3.10 no longer does so unasked
     }
     grid = (batch * heads_q * -(-seq_q // blocks.block_q),)
     return Launch(grid, arguments, constants, blocks, out, lse)
+
+
+def may_branch(capability: tuple[int, int] | None, blocks: BlockShape, width: int) -> bool:
+    """Whether the compiler keeps the products of a loop as they are around a branch, of which the mask is one; `width` of the tiles.
+
+    Not for mma.sync, sm_80's: it no longer sees that the first product feeds the second, and takes the weights through shared memory. Nor
+    for two warpgroups at head dimension 256: the assembler makes their products wait for one another. On sm_100 this was never timed.
+    """
+    return family(capability) in ("sm_90", "interpreter") and not (width >= 256 and blocks.num_warps >= 8)
 
 
 def flash_v2_forward(

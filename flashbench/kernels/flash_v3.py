@@ -41,8 +41,22 @@ from __future__ import annotations
 
 import math
 
-from flashbench.kernels.flash_v3_barriers import RELEASE, TURN, await_release, named_barrier, pin, pin_indices, release
-from flashbench.kernels.flash_v3_queue import ONE_NUMBER, drawn, tell, told
+from flashbench.kernels.flash_v3_barriers import RELEASE, TURN, await_release, named_barrier, pin, release
+from flashbench.kernels.flash_v3_queue import (
+    BATCH,
+    DIAGONAL,
+    END,
+    FIRST_ROW,
+    HEAD,
+    LOW,
+    NUMBERS,
+    ROOM,
+    STEADY,
+    await_tile,
+    drawn,
+    tell,
+    told,
+)
 from flashbench.kernels.flash_v3_schedule import position, tile_at, visible
 from flashbench.kernels.gluon_names import (
     fence_async_shared,
@@ -63,54 +77,72 @@ COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "win
 
 
 @gluon.jit
+def announce(
+    place, turn, told_tiles, told_full, sizes, heads_q, tile_count,
+    BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr,
+):  # fmt: skip
+    """Tell the consumers of the tile at a place of the list, or that there is none, and give (batch, head_q, first_row, end, low)."""
+    batch_heads, seq_q, seq_kv, window, heads_per_section = sizes
+    head, first_row, end, diagonal, steady, low = tile_at(
+        place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
+        BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
+    )  # fmt: skip
+    if place >= tile_count:
+        end = 0
+    batch = head // heads_q
+    head_q = head % heads_q
+    tell(told_tiles, told_full, turn, batch, head_q, first_row, end, diagonal, steady, low)
+    return batch, head_q, first_row, end, low
+
+
+@gluon.jit
 def produce(
-    sources, tiles, barriers, line, queue, sizes, heads_q, heads_per_kv_head,
-    CONSUMERS: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
+    sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count,
+    CONSUMERS: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr, Q_PLACES: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, NAMED_RELEASE: gl.constexpr,
 ):  # fmt: skip
-    """The producer's warp: loads what the consumers are going to need, as far ahead as there is room."""
+    """The producer's warp: decides on the tiles, and loads what the consumers are going to need, as far ahead as there is room."""
     q, k, v = sources
     q_tiles, k_tiles, v_tiles = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    places, place_full = line
-    batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count = sizes
     program, programs = gl.program_id(0), gl.num_programs(0)
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     step = 0  # K and V tiles loaded so far, over all tiles of queries: the ring goes on from one to the next
     turn = 0
     place = program
-    while place < tile_count:
-        head, first_row, end, _, _, low = tile_at(
-            place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
-            BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
-        )  # fmt: skip
-        batch = head // heads_q
-        head_q = head % heads_q
+    batch, head_q, first_row, end, low = announce(
+        place, turn, told_tiles, told_full, sizes, heads_q, tile_count, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST
+    )
+    while end > 0:
         head_kv = head_q // heads_per_kv_head
         for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
-            mbarrier.expect(q_full.index(c), q.block_type.nbytes)
-            load_tile(q, [batch, head_q, first_row + c * ROWS, 0], q_full.index(c), q_tiles.index(c))
-        following = position(turn + 1, program, programs, LONGEST_FIRST)
-        blocks = end - low
-        for i in range(blocks):
-            if QUEUE:
+            at = turn % Q_PLACES * CONSUMERS + c
+            mbarrier.wait(q_empty.index(at), (turn // Q_PLACES & 1) ^ 1)
+            mbarrier.expect(q_full.index(at), q.block_type.nbytes)
+            load_tile(q, [batch, head_q, first_row + c * ROWS, 0], q_full.index(at), q_tiles.index(at))
+        here = batch
+        for block in range(end - 1, low - 1, -1):
+            if block == low:
                 # Before the last block, for which there is no room yet: late, so that nobody holds a tile that another could begin, and while
-                # the answer travels, the consumers are busy.
-                if i == blocks - 1:
-                    following = drawn(queue, programs, tile_count)
-                    tell(places, place_full, turn, following)
-            key = (end - 1 - i) * BLOCK_KV
+                # the answer of a queue travels, the consumers are busy.
+                if QUEUE:
+                    place = drawn(queue, programs, tile_count)
+                else:
+                    place = position(turn + 1, program, programs, LONGEST_FIRST)
+                batch, head_q, first_row, end, low = announce(
+                    place, turn + 1, told_tiles, told_full, sizes, heads_q, tile_count,
+                    BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
+                )  # fmt: skip
+            key = block * BLOCK_KV
             stage = step % STAGES
             lap = step // STAGES
             await_release(k_empty, stage, RELEASE, lap, NAMED_RELEASE, CONSUMERS)
             mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-            load_tile(k, [batch, head_kv, key, 0], k_full.index(stage), k_tiles.index(stage))
+            load_tile(k, [here, head_kv, key, 0], k_full.index(stage), k_tiles.index(stage))
             await_release(v_empty, stage, RELEASE + STAGES, lap, NAMED_RELEASE, CONSUMERS)
             mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-            load_tile(v, [batch, head_kv, key, 0], v_full.index(stage), v_tiles.index(stage))
+            load_tile(v, [here, head_kv, key, 0], v_full.index(stage), v_tiles.index(stage))
             step += 1
-        place = following
         turn += 1
 
 
@@ -121,13 +153,30 @@ def rows_of(layout):
 
 
 @gluon.jit
+def in_shares(x):
+    """A block (queries, keys) as (queries, 4, keys / 32, 4, 2): a thread has keys 8 i + 2 (thread % 4) and the next one (see `visible`), so that
+    axis 3 tells the threads that share a row apart, and all others lie in one thread. Reduced axis by axis, a thread's values form a tree;
+    reduced at once, a chain of as many steps as values, in which each waits for the one before it (a third of a softmax's time)."""
+    return x.reshape([x.shape[0], 4, x.shape[1] // 32, 4, 2])
+
+
+@gluon.jit
 def share_sums(p):
     """Sums over the keys, one for each of the four threads that share a row, (queries, 4): as far as a thread gets by itself.
 
-    A thread holds keys 8 i + 2 (thread % 4) and the next one (see `visible`). What a row adds up to is asked for once, at the end.
+    What a row adds up to is asked for once, at the end.
     """
-    shares = p.reshape([p.shape[0], p.shape[1] // 8, 4, 2])
-    return gl.sum(gl.sum(shares, 3), 1)
+    return gl.sum(gl.sum(gl.sum(in_shares(p), 4), 2), 1)
+
+
+@gluon.jit
+def row_extremes(s, NEGATIVE_SCALE: gl.constexpr):
+    """The largest score of each row, the smallest if the scale is negative: (queries,)."""
+    if NEGATIVE_SCALE:
+        extreme = gl.min(gl.min(gl.min(gl.min(in_shares(s), 4), 2), 1), 1)
+    else:
+        extreme = gl.max(gl.max(gl.max(gl.max(in_shares(s), 4), 2), 1), 1)
+    return gl.convert_layout(extreme, rows_of(s.type.layout))
 
 
 @gluon.jit
@@ -144,8 +193,7 @@ def hidden(
 def softmax_step(s, top, total, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE: gl.constexpr):
     """Weights of a block of scores, and what the running maximum and sums become: (p, alpha, m, l). As in flash_v2.py, but that l is kept as
     what each of a row's four threads has added up (share_sums)."""
-    extreme = gl.min(s, 1) if NEGATIVE_SCALE else gl.max(s, 1)
-    new_top = gl.maximum(top, extreme * scale_log2)
+    new_top = gl.maximum(top, row_extremes(s, NEGATIVE_SCALE) * scale_log2)
     origin = new_top
     if MASKED:
         origin = gl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN
@@ -156,20 +204,62 @@ def softmax_step(s, top, total, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE
 
 
 @gluon.jit
+def following(stage, parity, STAGES: gl.constexpr):
+    """Place and parity of the next K or V tile. Known a step ahead: computed at the head of each, they would hold up its first product."""
+    if stage == STAGES - 1:
+        stage = 0
+        parity = parity ^ 1
+    else:
+        stage = stage + 1
+    return stage, parity
+
+
+@gluon.jit
+def ask_for_scores(
+    q_tiles, k_tiles, barriers, told_tiles, nothing, turn, stage, parity, shift, there,
+    WHICH: gl.constexpr, CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr, Q_PLACES: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, NAMED_RELEASE: gl.constexpr,
+):  # fmt: skip
+    """The first product of a tile, if one is `there` to wait for: (scores under way, their block, its stage and parity)."""
+    q_full, _q_empty, k_full, k_empty, v_full, v_empty = barriers
+    MINE: gl.constexpr = TURN + WHICH
+    NEXT: gl.constexpr = TURN + (WHICH + 1) % CONSUMERS
+    block = told(told_tiles, turn, END) - 1
+    if CAUSAL:
+        # Blocks that only other consumers' queries see: let go by, in turn.
+        last_at = shift + told(told_tiles, turn, FIRST_ROW) + WHICH * ROWS + ROWS - 1
+        nearest = max(min(block, max(last_at, 0) // BLOCK_KV), told(told_tiles, turn, LOW))
+        for _ in range(block - nearest):
+            if PINGPONG:
+                named_barrier(MINE, "sync", 256, 4)
+                named_barrier(NEXT, "arrive", 256, 4)
+            mbarrier.wait(k_full.index(stage), parity)
+            release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
+            mbarrier.wait(v_full.index(stage), parity)
+            release(v_empty, stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
+            stage, parity = following(stage, parity, STAGES)
+        block = nearest
+    at = turn % Q_PLACES * CONSUMERS + WHICH
+    mbarrier.wait(q_full.index(at), turn // Q_PLACES & 1, pred=there)
+    mbarrier.wait(k_full.index(stage), parity, pred=there)
+    if PINGPONG:
+        named_barrier(MINE, "sync", 256, 4)
+    q_tile = q_tiles.index(at).reshape([ROWS, D])
+    k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
+    return warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True), block, stage, parity
+
+
+@gluon.jit
 def consume(
-    o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2,
+    o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2,
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, WITH_LSE: gl.constexpr,
-    OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, LATE_RESCALE: gl.constexpr,
+    Q_PLACES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr,
+    WITH_LSE: gl.constexpr, OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, CARRY: gl.constexpr, LATE_RESCALE: gl.constexpr,
     NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
 ):  # fmt: skip
     """A consumer's warpgroup: 64 queries of every tile, from the first product to the store of the output."""
     q_tiles, k_tiles, v_tiles = tiles
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    places, place_full = line
-    batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count = sizes
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
+    _q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     ELEMENT: gl.constexpr = q_tiles.dtype
     # One m64nNk16 product of a warpgroup: warp w holds rows 16 w to 16 w + 15. P has the same rows, so that it goes from one product into
     # the next as a register operand, without a shuffle (FlashAttention-3, section 3.2).
@@ -185,69 +275,57 @@ def consume(
 
     column = gl.arange(0, BLOCK_KV, layout=gl.SliceLayout(0, s_layout))
     nothing = gl.zeros([ROWS, BLOCK_KV], gl.float32, s_layout)
-    q_tile = q_tiles.index(WHICH).reshape([ROWS, D])
-    out_tile = o_tiles.index(WHICH)
-    step = 0  # K and V tiles done so far, as the producer counts them
+    my_row = WHICH * ROWS + gl.arange(0, ROWS, layout=s_rows)
+    shift = seq_kv - seq_q
+    stage = 0  # of the K tile that comes next
+    parity = 0
+    v_stage = 0  # of the V tile whose product is due
+    v_parity = 0
     turn = 0
-    place = program
-    head, first_row, end, diagonal, steady, low = tile_at(
-        place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
-        BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
-    )  # fmt: skip
-    while place < tile_count:
-        row = first_row + WHICH * ROWS + gl.arange(0, ROWS, layout=s_rows)
-        at_key = seq_kv - seq_q + row
-        acc = gl.zeros([ROWS, DV], gl.float32, o_layout)  # o, unnormalised
-        total = share_sums(nothing)  # l, in shares
-        top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)  # m, in bits
+    await_tile(told_full, turn)
+    end = told(told_tiles, turn, END)
+    top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)  # m, in bits
+    total = share_sums(nothing)  # l, in shares
+    acc = gl.zeros([ROWS, DV], gl.float32, o_layout)  # o, unnormalised
+    alpha = gl.full([ROWS], 1.0, gl.float32, s_rows)
+    p = gl.convert_layout(nothing.to(ELEMENT), p_layout)
+    block = end - 1
+    carried = False
+    while end > 0:
+        q_at = turn % Q_PLACES * CONSUMERS + WHICH
+        at_key = shift + told(told_tiles, turn, FIRST_ROW) + my_row
+        if not carried:
+            # The first block of keys: its scores and their softmax. Its product with V is made one step later, and so on for every block.
+            s, block, stage, parity = ask_for_scores(
+                q_tiles, k_tiles, barriers, told_tiles, nothing, turn, stage, parity, shift, True,
+                WHICH, CONSUMERS, D, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, PINGPONG, NAMED_RELEASE,
+            )  # fmt: skip
+            if PINGPONG:
+                named_barrier(NEXT, "arrive", 256, 4)
+            s = warpgroup_mma_wait(0, deps=(s,))
+            release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
+            if CAUSAL or TAIL:
+                first_key = block * BLOCK_KV
+                s = hidden(s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE)
+            top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
+            weights, alpha, top, total = softmax_step(s, top, share_sums(nothing), scale_log2, CAUSAL, NEGATIVE_SCALE)
+            p = gl.convert_layout(weights.to(ELEMENT), p_layout)
+            v_stage = stage
+            v_parity = parity
+            stage, parity = following(stage, parity, STAGES)
 
-        block = end - 1
-        if CAUSAL:
-            # Blocks that only other consumers' queries see: let go by, in turn.
-            nearest = max(min(block, max(seq_kv - seq_q + first_row + WHICH * ROWS + ROWS - 1, 0) // BLOCK_KV), low)
-            for _ in range(block - nearest):
-                stage = step % STAGES
-                parity = (step // STAGES) & 1
-                if PINGPONG:
-                    named_barrier(MINE, "sync", 256, 4)
-                    named_barrier(NEXT, "arrive", 256, 4)
-                mbarrier.wait(k_full.index(stage), parity)
-                release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                mbarrier.wait(v_full.index(stage), parity)
-                release(v_empty, stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
-                step += 1
-            block = nearest
-
-        # The first block of keys: its scores and their softmax. Its product with V is made one step later, and so on for every block.
-        stage = step % STAGES
-        mbarrier.wait(q_full.index(WHICH), turn & 1)
-        mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-        if PINGPONG:
-            named_barrier(MINE, "sync", 256, 4)
-        k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
-        s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
-        if PINGPONG:
-            named_barrier(NEXT, "arrive", 256, 4)
-        s = warpgroup_mma_wait(0, deps=(s,))
-        release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-        first_key = block * BLOCK_KV
-        if CAUSAL or TAIL:
-            s = hidden(s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE)
-        weights, alpha, top, total = softmax_step(s, top, total, scale_log2, CAUSAL, NEGATIVE_SCALE)
-        p = gl.convert_layout(weights.to(ELEMENT), p_layout)
-
+        low = told(told_tiles, turn, LOW)
+        diagonal = told(told_tiles, turn, DIAGONAL)
+        steady = told(told_tiles, turn, STEADY)
         for _ in range(block - low):
             block -= 1
             first_key = block * BLOCK_KV
-            v_stage = step % STAGES
-            v_parity = (step // STAGES) & 1
-            step += 1
-            stage = step % STAGES
+            q_tile = q_tiles.index(q_at).reshape([ROWS, D])
             k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
             v_tile = v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
             if OVERLAP:
                 # Scores of this block, then weights of the last one times V: the softmax of the former runs beside the latter.
-                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                mbarrier.wait(k_full.index(stage), parity)
                 if PINGPONG:
                     named_barrier(MINE, "sync", 256, 4)
                 s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
@@ -259,7 +337,7 @@ def consume(
                     named_barrier(NEXT, "arrive", 256, 4)
                 s = warpgroup_mma_wait(1, deps=(s,))
                 release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                if CAUSAL:
+                if CAUSAL:  # noqa: SIM102 - a constant for the compiler, as the second is not
                     if (block >= diagonal) | (block < steady):
                         s = hidden(
                             s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE
@@ -278,63 +356,94 @@ def consume(
                 acc = warpgroup_mma(p, v_tile, acc, is_async=True)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
-                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                mbarrier.wait(k_full.index(stage), parity)
                 s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
                 if PINGPONG:
                     named_barrier(NEXT, "arrive", 256, 4)
                 s = warpgroup_mma_wait(0, deps=(s,))
                 release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                if CAUSAL:
+                if CAUSAL:  # noqa: SIM102 - a constant for the compiler, as the second is not
                     if (block >= diagonal) | (block < steady):
                         s = hidden(
                             s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE
                         )  # fmt: skip
                 weights, alpha, top, total = softmax_step(s, top, total, scale_log2, CAUSAL, NEGATIVE_SCALE)
+            v_stage = stage
+            v_parity = parity
+            stage, parity = following(stage, parity, STAGES)
             p = gl.convert_layout(weights.to(ELEMENT), p_layout)
             if not LATE_RESCALE:
                 acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
 
-        # The last product with V. No product reads Q any more: where the output has a place of its own, the next Q may come now.
+        # The last product with V. No product reads this Q any more: where the output has a place of its own, another Q may come now.
         if OUT_TILES:
-            mbarrier.arrive(q_empty.index(WHICH))
-        stage = step % STAGES
-        mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
+            mbarrier.arrive(q_empty.index(q_at))
+        v_tile = v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
+        whole, summit = total, top
+        ended = turn
+        turn += 1
+        await_tile(told_full, turn)
+        end = told(told_tiles, turn, END)
+        if CARRY:
+            # Beside it, the first scores of the next tile: no tile begins or ends with nothing under way. Behind the last tile they are
+            # computed of what lies there, and nobody looks at them. (A branch around both products is one that ptxas 12.8 gets wrong: it
+            # left the address of V in one of the two.)
+            carried = end > 0
+            s, block, stage, parity = ask_for_scores(
+                q_tiles, k_tiles, barriers, told_tiles, nothing, turn, stage, parity, shift, carried,
+                WHICH, CONSUMERS, D, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, PINGPONG, NAMED_RELEASE,
+            )  # fmt: skip
+        mbarrier.wait(v_full.index(v_stage), v_parity)
         if LATE_RESCALE:
             acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
-        acc = warpgroup_mma(p, v_tiles.index(stage).reshape([BLOCK_KV, DV]), acc, is_async=True)
-        # Beside it: where the next tile is, a handful of divisions, and what is left to know of this one.
-        head_q = head % heads_q
-        batch = head // heads_q
-        lse_row = head.to(gl.int64) * seq_q + row
-        out_row = first_row + WHICH * ROWS
-        if QUEUE:
-            place = told(places, place_full, turn)
-        else:
-            place = position(turn + 1, program, programs, LONGEST_FIRST)
-        head, first_row, end, diagonal, steady, low = tile_at(
-            place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
-            BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
-        )  # fmt: skip
-        pin_indices(batch | head_q | head | first_row | end | diagonal | steady | low)
-        # A query that saw no key has total 0 and top -inf: its output is 0, its log-sum-exp -inf.
-        whole = gl.convert_layout(gl.sum(total, 1), s_rows)
-        divisor = gl.where(whole > 0.0, whole, 1.0)
-        if WITH_LSE:
-            gl.store(lse + lse_row, (top + gl.log2(divisor)) * LN_2, mask=row < seq_q)
+        acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+        if CARRY:
+            if PINGPONG:
+                named_barrier(NEXT, "arrive", 256, 4)
+            s = warpgroup_mma_wait(1, deps=(s,))
+            if carried:
+                release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
+                if CAUSAL or TAIL:
+                    first_key = block * BLOCK_KV
+                    s = hidden(
+                        s, shift + told(told_tiles, turn, FIRST_ROW) + my_row - first_key, column, seq_kv - first_key, window,
+                        CAUSAL, WINDOW, NEGATIVE_SCALE,
+                    )  # fmt: skip
+                top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
+                s, alpha, top, total = softmax_step(s, top, share_sums(nothing), scale_log2, CAUSAL, NEGATIVE_SCALE)
+                pin(total)
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        release(v_empty, stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
-        step += 1
+        if CARRY:
+            p = gl.convert_layout(s.to(ELEMENT), p_layout)
+        release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
+        if CARRY:
+            v_stage = stage
+            v_parity = parity
+            stage, parity = following(stage, parity, STAGES)
+
+        # A query that saw no key has total 0 and top -inf: its output is 0, its log-sum-exp -inf.
+        divisor = gl.convert_layout(gl.sum(whole, 1), s_rows)
+        divisor = gl.where(divisor > 0.0, divisor, 1.0)
+        batch = told(told_tiles, ended, BATCH)
+        head_q = told(told_tiles, ended, HEAD)
+        first_row = told(told_tiles, ended, FIRST_ROW)
+        if WITH_LSE:
+            row = first_row + my_row
+            lse_row = (batch * heads_q + head_q).to(gl.int64) * seq_q + row
+            gl.store(lse + lse_row, (summit + gl.log2(divisor)) * LN_2, mask=row < seq_q)
         acc = acc * gl.convert_layout(1.0 / divisor, o_rows)[:, None]
+        out_tile = o_tiles.index(WHICH)
         if OUT_TILES:
             store_wait(0)  # the store of the tile before has read its place
             partition_barrier()
         out_tile.reshape([ROWS, DV]).store(acc.to(ELEMENT))
         fence_async_shared()
-        store_tile(o, [batch, head_q, out_row, 0], out_tile)
+        store_tile(o, [batch, head_q, first_row + WHICH * ROWS, 0], out_tile)
         if not OUT_TILES:
             store_wait(0)
-            mbarrier.arrive(q_empty.index(WHICH))
-        turn += 1
+            mbarrier.arrive(q_empty.index(q_at))
+        acc = gl.zeros([ROWS, DV], gl.float32, o_layout)
+        alpha = gl.full([ROWS], 1.0, gl.float32, s_rows)
     store_wait(0)  # a block's shared memory must outlive the stores that read it
 
 
@@ -348,29 +457,31 @@ def flash_v3_kernel(
     CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,  # head dimensions as the tiles hold them
     BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, WITH_LSE: gl.constexpr,
-    OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, LATE_RESCALE: gl.constexpr,
-    NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, CARRY: gl.constexpr,
+    LATE_RESCALE: gl.constexpr, NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    q_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, ROWS, D], q.layout)
+    Q_PLACES: gl.constexpr = 2 if CARRY else 1
+    q_tiles = gl.allocate_shared_memory(q.dtype, [Q_PLACES * CONSUMERS, 1, 1, ROWS, D], q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_KV, D], k.layout)
     v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BLOCK_KV, DV], v.layout)
     o_tiles = q_tiles
     if OUT_TILES:
         o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS, 1, 1, ROWS, DV], o.layout)
     layout: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], layout)
-    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_PLACES * CONSUMERS, 1], layout)
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_PLACES * CONSUMERS, 1], layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
-    places = gl.allocate_shared_memory(gl.int32, [2, 1], layout)
-    place_full = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
-    for i in gl.static_range(2):
-        mbarrier.init(place_full.index(i), count=1)
-    for c in gl.static_range(CONSUMERS):
-        mbarrier.init(q_full.index(c), count=1)
-        mbarrier.init(q_empty.index(c), count=1)
+    told_tiles = gl.allocate_shared_memory(gl.int32, [ROOM * NUMBERS, 1], layout)
+    told_full = gl.allocate_shared_memory(gl.int64, [ROOM, 1], layout)
+    for i in gl.static_range(ROOM):
+        mbarrier.init(told_full.index(i), count=1)
+    for i in gl.static_range(Q_PLACES * CONSUMERS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
@@ -380,25 +491,24 @@ def flash_v3_kernel(
 
     sources, tiles = (q, k, v), (q_tiles, k_tiles, v_tiles)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    line = (places, place_full)
-    sizes = (batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count)
+    sizes = (batch_heads, seq_q, seq_kv, window, heads_per_section)
     # A tuple that is given a name turns its constants into values, so they are written out for each role.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (produce, (sources, tiles, barriers, line, queue, sizes, heads_q, heads_per_kv_head, CONSUMERS, BLOCK_KV, STAGES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (produce, (sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count, CONSUMERS, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, line, sizes, heads_q, scale_log2, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, LONGEST_FIRST, QUEUE, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (produce, (sources, tiles, barriers, line, queue, sizes, heads_q, heads_per_kv_head, CONSUMERS, BLOCK_KV, STAGES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (produce, (sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count, CONSUMERS, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip

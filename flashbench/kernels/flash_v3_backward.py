@@ -14,20 +14,22 @@ Each program owns a block of keys and walks over the blocks of queries that see 
 - dQ sums over keys, which no consumer has all of. Both leave their dS in shared memory, meet (EXCHANGE), and make half of the block's dQ each:
   half of its channels where a step takes 64 queries (HALVES 1), one of its two halves where it takes 128 (HALVES 2). It leaves through shared
   memory as one reduction of the copy engine (cp.reduce.async.bulk) into fp32 zeros, in whatever order the programs come: its last
-  bits differ from call to call. Without dQ (WITH_DQ) the kernel's results have the same bits every time, and another kernel makes dQ.
+  bits differ from call to call. The zeros come from the pre-pass (flash_v2_delta.py), and flash_v3_sums.py makes dQ of the sums. Without
+  dQ (WITH_DQ) the kernel's results have the same bits every time, and another kernel makes dQ.
 - Overlap, of one step. Beside dP runs the softmax (no maximum is needed: P comes from the log-sum-exp at once); beside dV the multiplication
-  for dS; beside dK the store of dQ; and the next block's scores are asked for before this step ends. With HALVES 2 the next half's scores and
-  the last half's dK are under way too. What each wait needs is asked for first, so no pin is needed as in flash_v3.py:
-  tests/kernels/test_flash_v3_backward_compiled.py reads the machine code to see that the assembler kept it so.
+  for dS; beside dK the meeting; beside dQ Q and dO are given back; beside the next block's scores, asked for before this step ends, the store of
+  dQ and the wait for the next dO. With HALVES 2 the other half's scores run beside the first softmax too, and the first half's dK beside the
+  second. What each wait needs is asked for first, so no pin is needed as in flash_v3.py: tests/kernels/test_flash_v3_backward_compiled.py
+  reads the machine code to see that the assembler kept it so.
 - At the end of a step a consumer has nothing under way. Carried around the loop, products in flight make ptxas serialise every one of
   them ("non wgmma instructions reading accumulator registers", Triton 3.6).
 - Masks run in loops of their own: the diagonal's blocks come first, then all that need none, then those at a window's far edge, or, where the
   last keys of the block do not exist, all. Queries that do not exist need none: the pre-pass gives them lse = +inf, so weight 0.
 
 The barriers cannot lock. The producer fills block j of the ring when both consumers have given back block j - STAGES, Q and dO by themselves.
-A consumer that waits for the Q of block j holds the Q of block j - 1 alone, so STAGES must be 2 at least; one that waits for the dO of block j holds
-none. Consumers meet once a step, after the same waits. dS has two places: who writes that of step j + 2 has met the other after it had read
-that of step j. (tests/kernels/v3_emulator.py runs it so.)
+A consumer that waits for the Q of block j holds no more than the Q and dO of block j - 1 (with dQ, nothing), so STAGES must be 2 at least; one
+that waits for the dO of block j holds the Q of block j too, which came before. Consumers meet once a step, after the same waits. dS has two
+places: who writes that of step j + 2 has met the other after it had read that of step j. (tests/kernels/v3_emulator.py runs it so.)
 
 Cost of one call, in the letters of flash_v2_backward.py: 10 B H N M d FLOPs, half of it causal, and B H N M exponentials; HBM bytes as its one pass;
 the L2 adds up 4 B H N d bytes for each block of 128 keys. A step of 64 queries at d = 128 is 2,560 clocks of products on a multiprocessor,
@@ -154,6 +156,13 @@ def produce(
                 )
                 load_tile(delta, [one_head, row], d_out_full.index(stage), delta_tiles.index(stage * HALVES + h))
             step += 1
+    # Behind the last a block with nothing in it, so that consumers wait for the next one without asking whether there is any.
+    stage = step % STAGES
+    free = (step // STAGES & 1) ^ 1
+    mbarrier.wait(q_empty.index(stage), free)
+    mbarrier.arrive(q_full.index(stage))
+    mbarrier.wait(d_out_empty.index(stage), free)
+    mbarrier.arrive(d_out_full.index(stage))
 
 
 @gluon.jit
@@ -193,14 +202,14 @@ def consume(
     dk_sum = gl.zeros([KEYS, D], gl.float32, d_layout)
     dv_sum = gl.zeros([KEYS, D], gl.float32, d_layout)
 
-    steps = group * (end - low)
     step = 0
     mbarrier.wait(k_full.index(0), 0)
-    mbarrier.wait(q_full.index(0), 0, pred=steps > 0)
+    mbarrier.wait(q_full.index(0), 0)
     s = warpgroup_mma(
         k_tile, q_tiles.index(0).reshape([HALF, D]).permute((1, 0)), nothing, use_acc=False, is_async=True
     )
     mbarrier.wait(v_full.index(0), 0)
+    mbarrier.wait(d_out_full.index(0), 0)
     s = warpgroup_mma_wait(0, deps=(s,))
     for member in range(group):
         head_q = head_kv * group + member
@@ -211,16 +220,18 @@ def consume(
             for block in range(first_block, behind):
                 stage = step % STAGES
                 buffer = step % 2 * (HALVES * CONSUMERS)
-                mbarrier.wait(d_out_full.index(stage), step // STAGES & 1)
-                # One half of the block after the other. Under way beside the weights of a half: its dP and the last half's dK; beside its dS:
-                # its dV and the next half's scores.
+                # One half of the block after the other. `next_s`: scores of the next half, under way.
+                next_s = s
                 for h in gl.static_range(HALVES):
                     part_of_stage = stage * HALVES + h
                     q_tile = q_tiles.index(part_of_stage).reshape([HALF, D])
                     d_out_tile = d_out_tiles.index(part_of_stage).reshape([HALF, D])
                     d_p = warpgroup_mma(v_tile, d_out_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
                     if h > 0:
-                        s = warpgroup_mma_wait(2, deps=(s,))
+                        s = warpgroup_mma_wait(3, deps=(next_s,))
+                    if h + 1 < HALVES:
+                        next_q = q_tiles.index(part_of_stage + 1).reshape([HALF, D])
+                        next_s = warpgroup_mma(k_tile, next_q.permute((1, 0)), nothing, use_acc=False, is_async=True)
                     top = lse_tiles.index(part_of_stage).reshape([HALF]).load(of_query)
                     bits = s * scale_log2 - top[None, :]
                     if part != 1:
@@ -231,20 +242,14 @@ def consume(
                     p = gl.exp2(bits)
                     weights = gl.convert_layout(p.to(ELEMENT), p_layout)
                     dv_sum = warpgroup_mma(weights, d_out_tile, dv_sum, is_async=True)
-                    if h + 1 < HALVES:
-                        next_q = q_tiles.index(part_of_stage + 1).reshape([HALF, D])
-                        s = warpgroup_mma(k_tile, next_q.permute((1, 0)), nothing, use_acc=False, is_async=True)
-                        d_p = warpgroup_mma_wait(2, deps=(d_p,))
-                    else:
-                        d_p = warpgroup_mma_wait(1, deps=(d_p,))
+                    d_p = warpgroup_mma_wait(2 if h + 1 < HALVES else 1, deps=(d_p,))
                     offset = delta_tiles.index(part_of_stage).reshape([HALF]).load(of_query)
                     d_s = (p * (d_p - offset[None, :])).to(ELEMENT)
                     if WITH_DQ:
                         d_s_tiles.index(buffer + h * CONSUMERS + WHICH).store(d_s)
-                    d_s = gl.convert_layout(d_s, p_layout)
-                    if h + 1 < HALVES:
-                        dk_sum = warpgroup_mma(d_s, q_tile, dk_sum, is_async=True)
+                    dk_sum = warpgroup_mma(gl.convert_layout(d_s, p_layout), q_tile, dk_sum, is_async=True)
                 if WITH_DQ:
+                    # Beside dV and dK: the consumers meet.
                     fence_async_shared()
                     named_barrier(EXCHANGE, "sync", CONSUMERS * 128, 4)
                     dq = product_under_way(no_dq)
@@ -256,13 +261,18 @@ def consume(
                         else:
                             d_s_tile = d_s_tiles.index(buffer + WHICH * CONSUMERS + c)
                         dq = warpgroup_mma(d_s_tile.permute((1, 0)), k_part, dq, use_acc=c > 0, is_async=True)
-                dk_sum = warpgroup_mma(d_s, q_tile, dk_sum, is_async=True)
+                    dv_sum, dk_sum = warpgroup_mma_wait(CONSUMERS, deps=(dv_sum, dk_sum))
+                    mbarrier.arrive(q_empty.index(stage))
+                    mbarrier.arrive(d_out_empty.index(stage))
+                # Scores of the next block; behind the last, of whatever the ring holds, which does no harm. When they are there, the next
+                # step's first product is asked for at once: all that it waits for is waited for before.
+                step += 1
+                next_stage = step % STAGES
+                mbarrier.wait(q_full.index(next_stage), step // STAGES & 1)
+                next_q = q_tiles.index(next_stage * HALVES).reshape([HALF, D])
+                s = warpgroup_mma(k_tile, next_q.permute((1, 0)), nothing, use_acc=False, is_async=True)
                 if WITH_DQ:
-                    dv_sum, dq = warpgroup_mma_wait(1, deps=(dv_sum, dq))
-                else:
-                    dv_sum = warpgroup_mma_wait(1, deps=(dv_sum,))
-                mbarrier.arrive(d_out_empty.index(stage))
-                if WITH_DQ:
+                    dq = warpgroup_mma_wait(1, deps=(dq,))
                     dq_tile = dq_tiles.index(WHICH)
                     store_wait(0)
                     partition_barrier()
@@ -272,14 +282,12 @@ def consume(
                         add_tile(dq_sums, [batch, head_q, block * BLOCK_Q, WHICH * DQ_CHANNELS], dq_tile)
                     else:
                         add_tile(dq_sums, [batch, head_q, block * BLOCK_Q + WHICH * HALF, 0], dq_tile)
-                # Scores of the next block, where there is one: what else the ring holds does no harm.
-                step += 1
-                next_stage = step % STAGES
-                mbarrier.wait(q_full.index(next_stage), step // STAGES & 1, pred=step < steps)
-                next_q = q_tiles.index(next_stage * HALVES).reshape([HALF, D])
-                s = warpgroup_mma(k_tile, next_q.permute((1, 0)), nothing, use_acc=False, is_async=True)
-                s, dk_sum = warpgroup_mma_wait(0, deps=(s, dk_sum))
-                mbarrier.arrive(q_empty.index(stage))
+                else:
+                    dv_sum, dk_sum = warpgroup_mma_wait(1, deps=(dv_sum, dk_sum))
+                    mbarrier.arrive(q_empty.index(stage))
+                    mbarrier.arrive(d_out_empty.index(stage))
+                mbarrier.wait(d_out_full.index(next_stage), step // STAGES & 1)
+                s = warpgroup_mma_wait(0, deps=(s,))
 
     if WITH_DQ:
         named_barrier(EXCHANGE, "sync", CONSUMERS * 128, 4)  # nobody reads this consumer's keys any more

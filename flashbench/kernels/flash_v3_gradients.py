@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flashbench.errors import UsageError, nearest
-from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks
+from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
 from flashbench.kernels.flash_v2 import LOG2_E
 from flashbench.kernels.flash_v2_gradients import QUERIES, check_backward, queries_shared_bytes
 from flashbench.kernels.flash_v2_launches import KernelLaunch, Streams, queries_launch, statistics_launch
@@ -22,6 +22,7 @@ from flashbench.kernels.flash_v3_launches import (
     describe,
     flash_v3_forward,
 )
+from flashbench.kernels.flash_v3_sums import sums_launch
 from flashbench.kernels.gluon_names import TensorDescriptor, gl
 from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
 from flashbench.kernels.tiles import describable
@@ -63,16 +64,14 @@ class Backward(NamedTuple):
 
     statistics: KernelLaunch
     keys: KernelLaunch
-    queries: KernelLaunch | None
-    """Of flash-v2, which makes dQ where the other kernel does not."""
+    queries: KernelLaunch
+    """Fills dQ: of what the other kernel added up, or, where it does not, by flash-v2's way."""
     query_blocks: BlockShape | None
+    """Of flash-v2's."""
     design: Design
     dq: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
-    dq_sums: torch.Tensor | None
-    """Where the kernel adds dQ up, fp32."""
-    scale: float
 
 
 def backward_reason(head_dim: int, head_dim_v: int) -> str | None:
@@ -142,6 +141,9 @@ def prepare(
     sums = torch.empty(q.shape, dtype=torch.float32, device=q.device) if design.with_dq else None
     statistics = statistics_launch(out, d_out, lse)
     lse_bits, delta = statistics.arguments[3:5]
+    if sums is not None:  # which the kernel adds to
+        to_zero = {"sums": sums, "HEAD_DIM": head_dim, "D": padded(head_dim)}
+        statistics = statistics._replace(constants=statistics.constants | to_zero)
     limits = device_limits(q.device)
     keys, rows = int(KEYS), int(HALF)
     descriptors = (
@@ -180,15 +182,17 @@ def prepare(
     }
     grid = (batch * heads_kv * -(-seq_kv // design.block_kv),)
     main = KernelLaunch(flash_v3_backward_kernel, grid, arguments, constants)
-    queries = blocks = None
-    if not design.with_dq:
+    blocks = None
+    if sums is not None:
+        queries = sums_launch(sums, dq, scale)
+    else:
         blocks = default_blocks(
             limits.capability, product_dtype(q, "ieee"), head_dim, head_dim_v, limits.shared_bytes,
             descriptors=True, kernel=QUERIES, need=queries_shared_bytes,
         )  # fmt: skip
         streams = Streams(q, k, v, d_out, lse_bits, delta, causal, window, scale, "ieee", limits)
         queries = queries_launch(streams, dq, blocks)
-    return Backward(statistics, main, queries, blocks, design, dq, dk, dv, sums, scale)
+    return Backward(statistics, main, queries, blocks, design, dq, dk, dv)
 
 
 def describe_rows(numbers: torch.Tensor, rows: int) -> Any:
@@ -208,15 +212,10 @@ def describe_sums(sums: torch.Tensor, channels: int) -> Any:
 def run(backward: Backward) -> list[Any]:
     """Make the launches, on their tensors' device; gives Triton's compiled kernels, that of the row statistics left out."""
     with on(backward.dq.device):
-        if backward.dq_sums is not None:
-            backward.dq_sums.zero_()
         compiled = [
             launch.kernel[launch.grid](*launch.arguments, **launch.constants)
             for launch in (backward.statistics, backward.keys, backward.queries)
-            if launch is not None
         ]
-        if backward.dq_sums is not None:
-            torch.mul(backward.dq_sums, backward.scale, out=backward.dq)
     return compiled[1:]
 
 

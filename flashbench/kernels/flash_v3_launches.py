@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 
 from flashbench.errors import UsageError, nearest
 from flashbench.kernels.blocks import padded
+from flashbench.kernels.counters import next_counters
 from flashbench.kernels.flash_v2 import LOG2_E
 from flashbench.kernels.flash_v3 import ROWS, flash_v3_kernel
 from flashbench.kernels.gluon_names import TensorDescriptor, gl
@@ -17,6 +19,8 @@ from flashbench.kernels.inputs import check_inputs, device_limits, sm_count, vis
 from flashbench.kernels.tiles import describable
 
 CAPABILITY = (9, 0)
+LEAST_SCALE = 1e-30
+"""Instead of 0, and of what underflows to it, which makes a hidden score, minus infinity, no number: all others become as good as 0."""
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 REGISTERS = {2: (240, 24), 3: (160, 32)}
 """Registers of a consumer's and of a producer's thread by the number of consumers: 65,536 a multiprocessor, over 128 threads for each."""
@@ -43,6 +47,8 @@ class Design:
     """Warpgroups take turns at the matrix unit, so that one's softmax runs beside the other's products (the paper's section 3.1)."""
     late_rescale: bool = False
     """The output is rescaled while the next scores are computed, not before: what FlashAttention-3 does beyond head dimension 128."""
+    carry: bool = True
+    """The first scores of a tile are under way while the one before it ends, where a second place for Q fits."""
     queue: bool = True
     """Persistent: a program draws its next tile when it is about to need it, rather than that all are dealt out beforehand."""
     named_release: bool = False
@@ -63,20 +69,31 @@ class Design:
 
 
 # By the larger padded head dimension: as many keys as registers hold scores for (block_kv + head_dim_v <= 320 a row, <= 192 where three
-# consumers share them), then as many stages as fit.
+# consumers share them), then as many stages as fit. What else is switched on where is measured: docs/flash-v3.md.
 DESIGNS = {
     64: Design(consumers=3, stages=3),
-    128: Design(),
+    128: Design(carry=False),
     256: Design(block_kv=64),
 }
-BARE = {"overlap": False, "persistent": False, "longest_first": False, "queue": False}
+SHORT_KEYS = 1024
+"""A tile whose queries see no more keys than this, on average, is short: where it begins and ends counts."""
+SHORT: dict[tuple[int, str], dict[str, Any]] = {
+    (64, "causal"): {"consumers": 2},  # of 192 queries' blocks, too many would be at the diagonal
+    (128, "none"): {"carry": True, "pingpong": True},
+    (128, "causal"): {"carry": True, "pingpong": True},
+    (256, "none"): {"pingpong": True},
+    (256, "causal"): {"pingpong": True},
+}
+"""What is otherwise for short tiles, by head dimension and mask (windows go with causal)."""
+BARE = {"overlap": False, "persistent": False, "longest_first": False, "queue": False, "carry": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     # Rungs of the ladder from flash-v2 to flash-v3: each has one idea more than the one above it.
     "bare": BARE,
     "overlap": BARE | {"overlap": True},
     "persistent": BARE | {"overlap": True, "persistent": True},
-    "dealt": {"queue": False},
+    "dealt": {"queue": False, "carry": False},
+    "queue": {"carry": False},
     # Steps aside, each with one thing other than in flash-v3.
     "one-tile": {"persistent": False},
     "no-overlap": {"overlap": False},
@@ -88,13 +105,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Fields of the head dimension's design that a variant sets."""
 
 
-def design_for(head_dim: int, head_dim_v: int, variant: str = "") -> Design:
-    """The design of a variant for a head dimension; UsageError for a variant that is not known or does not fit the registers."""
+def mean_keys(seq_q: int, seq_kv: int, window: int | None, *, causal: bool) -> float:
+    """Keys that a query sees, on average."""
+    seen = seq_kv - min(seq_q, seq_kv) / 2 if causal else seq_kv
+    return min(seen, window) if window is not None else seen
+
+
+def design_for(head_dim: int, head_dim_v: int, variant: str = "", *, keys: float, causal: bool) -> Design:
+    """The design of a variant for a head dimension, where a query sees `keys` keys on average.
+
+    UsageError for a variant that is not known or does not fit the registers.
+    """
     if variant not in VARIANTS:
         known = ", ".join(filter(None, VARIANTS))
         raise UsageError(f"unknown variant '{variant}' of flash-v3{nearest(variant, VARIANTS)} (known: {known})")
     widest = max(box(head_dim), box(head_dim_v))
-    design = replace(DESIGNS[widest], **VARIANTS[variant])
+    short = SHORT.get((widest, "causal" if causal else "none"), {}) if keys <= SHORT_KEYS else {}
+    design = replace(DESIGNS[widest], **{**short, **VARIANTS[variant]})
     if design.consumers == 3 and widest > 64:
         raise UsageError(f"three consumers have registers for a head_dim up to 64, not {max(head_dim, head_dim_v)}")
     return design
@@ -105,12 +132,20 @@ def box(head_dim: int) -> int:
     return max(64, padded(head_dim))
 
 
-def tile_bytes(design: Design, head_dim: int, head_dim_v: int, *, out_tiles: bool) -> int:
+def tile_bytes(design: Design, head_dim: int, head_dim_v: int, *, out_tiles: bool, q_places: int = 1) -> int:
     """Shared memory of one program, from above: Q of all consumers, K and V of each stage, the output's tiles if they have their own place."""
     d, dv = box(head_dim), box(head_dim_v)
-    elements = design.block_q * d + design.stages * design.block_kv * (d + dv)
+    elements = q_places * design.block_q * d + design.stages * design.block_kv * (d + dv)
     barriers = 1024
     return 2 * (elements + out_tiles * design.block_q * dv) + barriers
+
+
+def carries(design: Design, head_dim: int, head_dim_v: int, *, causal: bool) -> bool:
+    """Whether a launch can begin a tile while the last one ends: if asked for, if Q and the output have the room, and if a consumer that lets
+    blocks go by can do so without the stage that its last product still needs."""
+    let_by = -(-(design.block_q - int(ROWS)) // design.block_kv) if causal else 0
+    fits = tile_bytes(design, head_dim, head_dim_v, out_tiles=True, q_places=2) <= SHARED_BYTES
+    return design.carry and design.overlap and design.persistent and fits and let_by < design.stages
 
 
 class Launch(NamedTuple):
@@ -142,8 +177,10 @@ def prepare(
     heads_kv, seq_kv, head_dim_v = v.shape[1:]
     causal, window = visibility(mask, seq_kv)
     scale = head_dim**-0.5 if scale is None else scale
-    design = design or design_for(head_dim, head_dim_v, variant)
-    out_tiles = tile_bytes(design, head_dim, head_dim_v, out_tiles=True) <= SHARED_BYTES
+    keys = mean_keys(seq_q, seq_kv, window, causal=causal)
+    design = design or design_for(head_dim, head_dim_v, variant, keys=keys, causal=causal)
+    carry = carries(design, head_dim, head_dim_v, causal=causal)
+    out_tiles = carry or tile_bytes(design, head_dim, head_dim_v, out_tiles=True) <= SHARED_BYTES
     if not out_tiles and (
         box(head_dim) != box(head_dim_v) or tile_bytes(design, head_dim, head_dim_v, out_tiles=False) > SHARED_BYTES
     ):
@@ -168,9 +205,10 @@ def prepare(
         # As many heads as have keys and values that fill half of the L2 together; a query block of all of them, then the next shorter one.
         kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
         section *= max(1, min(batch * heads_kv, device_limits(q.device).l2_bytes // 2 // kv_head_bytes))
-    queue = next_queue(q.device) if design.persistent and design.queue else None
+    queue = next_counters(q.device) if design.persistent and design.queue else None
     arguments = (
-        *descriptors, lse, queue, batch * heads_q, heads_q, group, seq_q, seq_kv, window or 0, section, tile_count, scale * LOG2_E,
+        *descriptors, lse, queue, batch * heads_q, heads_q, group, seq_q, seq_kv, window or 0, section, tile_count,
+        math.copysign(max(abs(scale * LOG2_E), LEAST_SCALE), scale),
     )  # fmt: skip
     consumer_registers, producer_registers = REGISTERS[design.consumers]
     constants = {
@@ -188,6 +226,7 @@ def prepare(
         "PINGPONG": design.pingpong,
         "LONGEST_FIRST": longest_first,
         "QUEUE": design.persistent and design.queue,
+        "CARRY": carry,
         "LATE_RESCALE": design.late_rescale,
         "NAMED_RELEASE": design.named_release,
         "OUT_TILES": out_tiles,
@@ -198,21 +237,6 @@ def prepare(
     }
     grid = (min(tile_count, sm_count(q.device)) if design.persistent else tile_count,)
     return Launch(grid, arguments, constants, design, out, lse)
-
-
-QUEUES = 4096
-_taken: dict[torch.device, int] = {}
-
-
-@functools.cache
-def _queues(device: torch.device) -> torch.Tensor:
-    return torch.zeros(4 * QUEUES, dtype=torch.int32, device=device)  # 16 bytes each: their addresses look alike to the compiler
-
-
-def next_queue(device: torch.device) -> torch.Tensor:
-    """A counter that is 0 and that no other launch of the last 4,096 uses; the kernel leaves it 0."""
-    number = _taken[device] = (_taken.get(device, -1) + 1) % QUEUES
-    return _queues(device)[4 * number :]
 
 
 def check_supported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -198,7 +198,9 @@ def _backward_replayed(p: Problem, cache: Cache, schedule: Schedule) -> tuple[fl
         section = max(1, cache.l2_bytes // 2 // (t.group * p.seq_q * (t.q_row + t.o_row + sums_row)))
     kv_heads = heads // t.group
     blocks = [
-        Block(kv_head * t.group + member, *ranges[number], own if member == 0 else 0, own if member == t.group - 1 else 0)
+        Block(
+            kv_head * t.group + member, *ranges[number], own if member == 0 else 0, own if member == t.group - 1 else 0
+        )
         for kv_head, number in dealt(kv_heads, len(ranges), section, uneven=uneven)
         for member in range(t.group)
     ]

@@ -23,6 +23,7 @@ SUMMARIES = {
     "overlap": "a rung of its ladder: the softmax runs beside the products of its own warpgroup",
     "persistent": "a rung of its ladder: and one program a multiprocessor takes tile after tile",
     "dealt": "a rung of its ladder: and causal tiles start with the longest, dealt out beforehand",
+    "queue": "a rung of its ladder: and drawn from a queue instead",
     "one-tile": "flash-v3 with a program for each tile",
     "no-overlap": "flash-v3 with its products and its softmax one after the other",
     "pingpong": "flash-v3 with warpgroups that take turns at the matrix unit",
@@ -94,7 +95,7 @@ def _tiles(variant: str) -> Schedule:
 
 PROVIDERS = (
     Provider(
-        "flash-v3", "flash", "tiled-v2", "FlashAttention-3 for Hopper in Gluon, this project's own; never run on a GPU so far", _reason,
+        "flash-v3", "flash", "tiled-v2", "FlashAttention-3 for Hopper in Gluon, this project's own", _reason,
         "flashbench.providers.flash_v3:bind", _tiles(""),
     ),
     *(

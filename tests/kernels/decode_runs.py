@@ -120,8 +120,8 @@ def elements_written_beyond_the_end(
     untouched = -7.0
     q, k, v = inputs(case, device)
     launch = flash_decode.prepare(q, k, v, with_lse=True, splits=splits, blocks=blocks, **options_of(case))
-    combine = launch.combine
-    written = [launch.out, launch.lse, *(combine.arguments[:2] if combine else ())]
+    combine, results = launch.combine, (launch.out, launch.lse, launch.parts, launch.part_lse)
+    written = [tensor for tensor in results if tensor is not None]
     buffers = {id(t): torch.full((t.numel() + 4096,), untouched, dtype=t.dtype, device=device) for t in written}
 
     def with_buffers(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -134,3 +134,23 @@ def elements_written_beyond_the_end(
         )
     )
     return sum(int((buffer[-4096:] != untouched).sum()) for buffer in buffers.values())
+
+
+def launches(case: AttentionProblem, splits: int, device: str = "cpu") -> int:
+    """How many kernels a call launches."""
+    from flashbench.kernels import flash_decode
+
+    return 1 if flash_decode.prepare(*inputs(case, device), splits=splits, **options_of(case)).combine is None else 2
+
+
+def counters_left(case: AttentionProblem, splits: int, device: str = "cpu", times: int = 3) -> int:
+    """How many counters of a call are not 0 after each of several runs of the same launch."""
+    from flashbench.kernels import flash_decode
+
+    launch = flash_decode.prepare(*inputs(case, device), splits=splits, **options_of(case))
+    assert launch.counters is not None
+    left = 0
+    for _ in range(times):
+        flash_decode.run(launch)
+        left += int(launch.counters.count_nonzero())
+    return left

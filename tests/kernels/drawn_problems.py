@@ -10,7 +10,10 @@ from flashbench.kernels.blocks import BlockShape
 layouts = st.sampled_from(LAYOUTS)
 masks = st.one_of(st.sampled_from(["none", "causal"]), st.integers(1, 90).map("window:{}".format))
 blocks = st.builds(
-    BlockShape, st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 64]), st.just(4), st.just(1), st.booleans()
+    lambda block_q, block_kv, words: BlockShape(block_q, block_kv, 4, 1, *words),
+    st.sampled_from([16, 32, 64]),
+    st.sampled_from([16, 32, 64]),
+    st.sampled_from([(False, False), (True, False), (True, True)]),
 )
 
 

@@ -103,16 +103,21 @@ def test_no_shape_for_ampere_loads_through_descriptors_that_it_lacks(name: str) 
     assert not any(shape.descriptors for shape in LISTS[name])
 
 
-@given(
-    st.builds(
-        BlockShape, st.integers(1, 512), st.integers(1, 512), st.integers(1, 16), st.integers(1, 9), st.booleans()
-    )
+shapes = st.builds(
+    lambda numbers, words: BlockShape(*numbers, *words),
+    st.tuples(st.integers(1, 512), st.integers(1, 512), st.integers(1, 16), st.integers(1, 9)),
+    st.sampled_from([(False, False), (True, False), (True, True)]),
 )
+
+
+@given(shapes)
 def test_a_shape_reads_back_as_it_is_written(shape: BlockShape) -> None:
     assert parse_shape(shape.row()) == shape
 
 
-@pytest.mark.parametrize("row", ["", "128x64", "128x64 w4", "128 x 64 w4 s2", "128x64 w4 s2 tmma", "128x64 s2 w4"])
+@pytest.mark.parametrize(
+    "row", ["", "128x64", "128x64 w4", "128 x 64 w4 s2", "128x64 w4 s2 tmma", "128x64 w4 s2 late", "128x64 s2 w4"]
+)
 def test_a_row_that_is_no_shape_is_refused_with_how_one_is_written(row: str) -> None:
     with pytest.raises(UsageError, match="is no block shape; one is written as 128x64 w4 s3"):
         parse_shape(row)
@@ -131,6 +136,8 @@ wide:
       64: [16x32 w4 s1]
 descriptors only:
   any: {any: {256: [64x64 w4 s2 tma]}}
+late first:
+  any: {any: {256: [64x64 w4 s2 tma late, 64x32 w4 s2 tma, 32x32 w4 s2]}}
 empty: {}
 """
 
@@ -184,3 +191,13 @@ def test_a_kernel_chooses_by_its_own_estimate_of_shared_memory(table: None) -> N
 
     assert default_blocks((9, 0), "bf16", 64, 64, 1000, kernel="wide", need=need).descriptors
     assert not default_blocks((9, 0), "bf16", 64, 64, 999, kernel="wide", need=need).descriptors
+
+
+@pytest.mark.parametrize(
+    ("late", "readable", "expected"),
+    [(True, True, "64x64 w4 s2 tma late"), (False, True, "64x32 w4 s2 tma"), (True, False, "32x32 w4 s2")],
+    ids=["no mask", "a mask", "no descriptors"],
+)
+def test_a_late_shape_is_for_problems_that_may_be_late(table: None, late: bool, readable: bool, expected: str) -> None:
+    found = default_blocks((9, 0), "bf16", 64, 64, 2**20, descriptors=readable, late=late, kernel="late first")
+    assert found.row() == expected

@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decode_runs import combined, decode_errors, decode_values, elements_written_beyond_the_end, same_bits_twice
+from decode_runs import (
+    combined,
+    counters_left,
+    decode_errors,
+    decode_values,
+    elements_written_beyond_the_end,
+    launches,
+    same_bits_twice,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from problems import LAYOUTS, AttentionProblem, attention, visible_keys
@@ -162,6 +170,26 @@ def test_any_number_of_parts_is_added_up(count: int, interpreted: Any) -> None:
     np.testing.assert_allclose(total[:2], np.log(np.exp(lse[:2]).sum(1)), atol=1e-5)
     assert not out[2].any()
     assert total[2] == -np.inf
+
+
+MANY_PARTS = attention("64 rows of one head", "64/1", "1/600", "128", mask="causal")
+FEW_PARTS = attention("grouped queries", "10/2", "3/200", "40", batch=2, mask="causal")
+
+
+def test_the_last_program_adds_up_few_parts_and_a_second_kernel_many(interpreted: Any) -> None:
+    """A single program would be long about many: 3 splits of 64 rows of 128 channels are 96 KiB, 2 are 64."""
+    assert interpreted(launches, FEW_PARTS, 3) == interpreted(launches, MANY_PARTS, 2) == 1
+    assert interpreted(launches, MANY_PARTS, 3) == 2
+
+
+@pytest.mark.parametrize("splits", [2, 3])
+def test_both_agree_with_plain_attention(splits: int, interpreted: Any) -> None:
+    assert_close(MANY_PARTS, interpreted, POINTERS, splits=splits)
+    assert interpreted(elements_written_beyond_the_end, MANY_PARTS, POINTERS, splits) == 0
+
+
+def test_a_launch_leaves_its_counters_0_for_those_that_use_them_next(interpreted: Any) -> None:
+    assert interpreted(counters_left, FEW_PARTS, 3) == 0
 
 
 def test_each_sequence_of_a_batch_gets_its_own_parts(interpreted: Any) -> None:

@@ -150,19 +150,49 @@ def test_thirty_calls_give_the_same_bits() -> None:
     assert same_bits_twice(case, splits=32, device="cuda", times=30)
 
 
-def test_calls_that_follow_one_another_at_once_do_not_read_each_others_parts() -> None:
-    """The second kernel of a call is started before the first has ended, and the parts of all calls may lie in the same memory."""
+@pytest.mark.parametrize("splits", [32, 64])
+def test_calls_that_follow_one_another_at_once_do_not_read_each_others_parts(splits: int) -> None:
+    """The parts of all calls may lie in the same memory; 64 are added up by a second kernel, started before the first has ended."""
     from flashbench.kernels.flash_decode import flash_decode
 
-    q, k, v = inputs(attention("in a row", "32/8", "1/8192", "128", dtype="bf16"), "cuda")
+    q, k, v = inputs(attention("in a row", "32/8", "1/16384", "128", dtype="bf16"), "cuda")
     queries = [q * factor for factor in (1, 2, 3, 4)] * 50
     torch.cuda.synchronize()
-    found = [flash_decode(x, k, v, splits=32) for x in queries]
+    found = [flash_decode(x, k, v, splits=splits) for x in queries]
     apart = []
     for x in queries[:4]:
         torch.cuda.synchronize()
-        apart.append(flash_decode(x, k, v, splits=32))
+        apart.append(flash_decode(x, k, v, splits=splits))
     assert all(torch.equal(out, apart[i % 4]) for i, out in enumerate(found))
+
+
+def test_calls_on_several_streams_at_once_count_for_themselves() -> None:
+    """Counters that two of them shared would let a program add up parts that are not yet there."""
+    from flashbench.kernels.flash_decode import flash_decode
+
+    cases = [inputs(attention("beside", "8/2", f"1/{n}", "128", dtype="bf16"), "cuda") for n in (2048, 4096, 8192)]
+    expected = [flash_decode(q, k, v, splits=8) for q, k, v in cases]
+    streams = [torch.cuda.Stream() for _ in cases]
+    torch.cuda.synchronize()
+    found: list[list[torch.Tensor]] = [[] for _ in cases]
+    for _ in range(300):
+        for (q, k, v), stream, own in zip(cases, streams, found, strict=True):
+            with torch.cuda.stream(stream):
+                own.append(flash_decode(q, k, v, splits=8))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, right) for own, right in zip(found, expected, strict=True) for out in own)
+
+
+@pytest.mark.parametrize("page_size", [None, 64])
+def test_counters_are_0_again_after_a_launch(page_size: int | None) -> None:
+    from flashbench.kernels import flash_decode
+
+    q, k, v = inputs(attention("counted", "32/8", "1/8192", "128", batch=4, dtype="bf16"), "cuda")
+    launch = flash_decode.prepare(q, *(in_pages(k, v, page_size) if page_size else (k, v)), splits=16)
+    assert launch.counters is not None
+    for _ in range(100):
+        flash_decode.run(launch)
+    assert not launch.counters.any()
 
 
 def test_a_call_waits_for_nothing_and_can_be_captured_in_a_graph() -> None:

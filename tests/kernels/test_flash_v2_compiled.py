@@ -60,15 +60,13 @@ def complaints(figures: dict[str, Any], target: int) -> list[str]:
     """What is wrong with a compiled kernel, in words."""
     used = figures["instructions"]
     main_shape = figures["name"] in MAIN
-    # A few bytes spilled outside the loop cost nothing, and move with the version of the compiler; the main shapes have none. The
-    # exception is 128 x 64 on 4 warps, whose masked loops spill: on an H200 it is the quickest shape at head dimension 128 all the same.
-    quickest = target == 90 and "block_q=128, block_kv=64, num_warps=4" in figures["blocks"]
-    dense = figures["name"].endswith("none")
-    allowed_spill = 256 if quickest and not dense else 0 if main_shape else 64
+    # A few bytes spilled outside the loop cost nothing, and move with the version of the compiler; the main shapes have none.
+    allowed_spill = 0 if main_shape else 64
     found = {
         f"spills {figures['spilled_bytes']} bytes": figures["spilled_bytes"] > allowed_spill
         and figures["name"] not in ODD,
         f"{figures['registers']} registers": figures["registers"] > 255,
+        "products wait for one another": figures["serialised"] and main_shape,
         "more shared memory than the device has": figures["shared_bytes"] > figures["shared_limit_bytes"],
         "more shared memory than was estimated": figures["shared_bytes"] > figures["shared_estimate_bytes"],
         f"no {MATRIX_UNITS[target]}": main_shape and not used[MATRIX_UNITS[target]],

@@ -60,7 +60,7 @@ def assert_right(given: tuple[np.ndarray, ...], mask: str, scale: float = SCALE,
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     design=designs, batch=st.integers(1, 2), heads_kv=st.integers(1, 2), group=st.integers(1, 2), seq_q=lengths, seq_kv=lengths, mask=masks,
-    scale=st.sampled_from([SCALE, -0.2]),
+    scale=st.sampled_from([SCALE, -0.2, 0.0]),
 )  # fmt: skip
 def test_every_design_differentiates_attention_and_ends(
     design: dict, batch: int, heads_kv: int, group: int, seq_q: int, seq_kv: int, mask: str, scale: float

@@ -47,9 +47,7 @@ def taken_by(program: int, programs: int, tiles: int, back_and_forth: bool) -> l
 
 @given(programs=st.integers(1, 140), tiles=st.integers(1, 900), back_and_forth=st.booleans())
 def test_every_tile_is_computed_once(programs: int, tiles: int, back_and_forth: bool) -> None:
-    taken = [
-        place for program in range(programs) for place in taken_by(program, programs, tiles, back_and_forth)
-    ]
+    taken = [place for program in range(programs) for place in taken_by(program, programs, tiles, back_and_forth)]
     assert sorted(taken) == list(range(tiles))
 
 

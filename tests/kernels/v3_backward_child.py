@@ -38,6 +38,8 @@ def compiled_case(case: AttentionProblem, variant: str) -> dict[str, Any]:
     log = assembler_log(ptx)
     instructions = parsed(machine_code(compiled.asm["cubin"]))
     width = launch.constants["D"]
+    for other in (backward.statistics, backward.queries):
+        other.kernel.warmup(*other.arguments, grid=other.grid, **other.constants)
     return {
         "name": case.name,
         "serialised": "wgmma.mma_async instructions are serialized" in log,
@@ -91,7 +93,14 @@ def described(body: list[str]) -> dict[str, Any]:
             counts[match.lastgroup] += 1
             if not order or order[-1] != match.lastgroup:
                 order.append(match.lastgroup)
-    return {"counts": counts, "order": order}
+    return {"counts": counts, "order": order, "between_steps": between_steps(body)}
+
+
+def between_steps(body: list[str]) -> int:
+    """Waits and meetings between the wait that ends a step and the next step's first product: nothing is under way there."""
+    ends = max(i for i, text in enumerate(body) if "WARPGROUP.DEPBAR" in text)
+    begins = next(i for i, text in enumerate(body) if "HGMMA" in text)
+    return sum(bool(re.search("BAR.SYNC|SYNCS", text)) for text in body[ends + 1 :] + body[:begins])
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import tempfile
 from typing import Any
 
 from compile_child import AbsentGpu, limits_of, meta_inputs
+from machine_code import addresses_of_several_origins
 from problems import AttentionProblem
 
 SMS = 132
@@ -45,6 +46,7 @@ def compiled_case(case: AttentionProblem, variant: str) -> dict[str, Any]:
     spilled = re.search(r"(\d+) bytes spill stores", log)
     assert spilled
     p = case.problem
+    sass = machine_code(compiled.asm["cubin"])
     return {
         "name": case.name,
         "variant": variant,
@@ -52,14 +54,19 @@ def compiled_case(case: AttentionProblem, variant: str) -> dict[str, Any]:
         "serialised": "wgmma.mma_async instructions are serialized" in log,
         "shared_bytes": compiled.metadata.shared,
         "shared_estimate_bytes": v3.tile_bytes(
-            launch.design, p.head_dim, p.head_dim_v, out_tiles=launch.constants["OUT_TILES"]
+            launch.design,
+            p.head_dim,
+            p.head_dim_v,
+            out_tiles=launch.constants["OUT_TILES"],
+            q_places=1 + launch.constants["CARRY"],
         ),
         "threads": int(re.search(r"\.reqntid (\d+)", ptx)[1]),
         "registers_at_launch": int(re.search(r"\.maxnreg (\d+)", ptx)[1]),
         "registers_set": sorted({int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}),
         "named_barriers": sorted({int(n) for n in re.findall(r"bar(?:rier)?\.sync\s+(\d+)", ptx)}),
         "scratch_bytes": compiled.metadata.global_scratch_size,
-        "order": order(machine_code(compiled.asm["cubin"])),
+        "stray_addresses": addresses_of_several_origins(sass),
+        "order": order(sass),
     }
 
 

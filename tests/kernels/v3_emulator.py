@@ -318,6 +318,8 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
         for name, value in vars(module).items():
             if hasattr(value, "fn") and name not in scope and not (module is schedule and name == "visible"):
                 scope[name] = types.FunctionType(value.fn.__code__, scope, name)
+            elif name.isupper() and hasattr(value, "value"):  # a constant of the kernels'
+                scope.setdefault(name, value.value)
     return scope
 
 
@@ -348,7 +350,7 @@ def attend(
             CONSUMERS=consumers, D=d, DV=d, BLOCK_KV=block_kv, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
             TAIL=mask == "none" and seq_kv % block_kv != 0, NEGATIVE_SCALE=scale < 0, WITH_LSE=True, OUT_TILES=out_tiles,
             CONSUMER_REGISTERS=0, PRODUCER_REGISTERS=0,
-            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "QUEUE": False, "LATE_RESCALE": False, "NAMED_RELEASE": False, **switches},
+            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "QUEUE": False, "CARRY": False, "LATE_RESCALE": False, "NAMED_RELEASE": False, **switches},
         )  # fmt: skip
     assert queue[0] == 0, "the queue is not as it was"
     return out, lse.reshape(batch, heads_q, seq_q)
