@@ -152,12 +152,8 @@ def rows_of(layout):
     return gl.SliceLayout(1, layout)
 
 
-@gluon.jit
-def in_shares(x):
-    """A block (queries, keys) as (queries, 4, keys / 32, 4, 2): a thread has keys 8 i + 2 (thread % 4) and the next one (see `visible`), so that
-    axis 3 tells the threads that share a row apart, and all others lie in one thread. Reduced axis by axis, a thread's values form a tree;
-    reduced at once, a chain of as many steps as values, in which each waits for the one before it (a third of a softmax's time)."""
-    return x.reshape([x.shape[0], 4, x.shape[1] // 32, 4, 2])
+# In the accumulator of a product a thread has columns 8 i + 2 (thread % 4) and the next one (see `visible`). Reduced axis by axis, what lies in
+# one thread needs no shuffle, and many short chains run beside each other where `max(s, 1)` is one, each step of which waits for the last.
 
 
 @gluon.jit
@@ -166,16 +162,17 @@ def share_sums(p):
 
     What a row adds up to is asked for once, at the end.
     """
-    return gl.sum(gl.sum(gl.sum(in_shares(p), 4), 2), 1)
+    return gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
 def row_extremes(s, NEGATIVE_SCALE: gl.constexpr):
     """The largest score of each row, the smallest if the scale is negative: (queries,)."""
+    chains = s.reshape([s.shape[0], 4, s.shape[1] // 32, 4, 2])  # of the columns that thread % 4 (axis 3) has
     if NEGATIVE_SCALE:
-        extreme = gl.min(gl.min(gl.min(gl.min(in_shares(s), 4), 2), 1), 1)
+        extreme = gl.min(gl.min(gl.min(gl.min(chains, 2), 1), 2), 1)
     else:
-        extreme = gl.max(gl.max(gl.max(gl.max(in_shares(s), 4), 2), 1), 1)
+        extreme = gl.max(gl.max(gl.max(gl.max(chains, 2), 1), 2), 1)
     return gl.convert_layout(extreme, rows_of(s.type.layout))
 
 

@@ -72,19 +72,22 @@ class Design:
 # consumers share them), then as many stages as fit. What else is switched on where is measured: docs/flash-v3.md.
 DESIGNS = {
     64: Design(consumers=3, stages=3),
-    128: Design(carry=False),
+    128: Design(),
     256: Design(block_kv=64),
 }
 SHORT_KEYS = 1024
-"""A tile whose queries see no more keys than this, on average, is short: where it begins and ends counts."""
-SHORT: dict[tuple[int, str], dict[str, Any]] = {
-    (64, "causal"): {"consumers": 2},  # of 192 queries' blocks, too many would be at the diagonal
-    (128, "none"): {"carry": True, "pingpong": True},
-    (128, "causal"): {"carry": True, "pingpong": True},
-    (256, "none"): {"pingpong": True},
-    (256, "causal"): {"pingpong": True},
+"""A tile whose queries see no more keys than this, on average, is short: how it begins and ends counts."""
+CHOICES: dict[tuple[int, str, str], dict[str, Any]] = {
+    (64, "causal", "short"): {"consumers": 2},  # of 192 queries' blocks, too many would be at the diagonal
+    (64, "causal", "long"): {"carry": False},
+    (128, "none", "short"): {"pingpong": True},
+    (128, "causal", "short"): {"pingpong": True},
+    (128, "none", "long"): {"carry": False},
+    (128, "causal", "long"): {"carry": False},
+    (256, "none", "short"): {"pingpong": True},
+    (256, "causal", "short"): {"pingpong": True},
 }
-"""What is otherwise for short tiles, by head dimension and mask (windows go with causal)."""
+"""What is otherwise, by head dimension, mask (windows go with causal) and length of the tiles."""
 BARE = {"overlap": False, "persistent": False, "longest_first": False, "queue": False, "carry": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
@@ -120,8 +123,8 @@ def design_for(head_dim: int, head_dim_v: int, variant: str = "", *, keys: float
         known = ", ".join(filter(None, VARIANTS))
         raise UsageError(f"unknown variant '{variant}' of flash-v3{nearest(variant, VARIANTS)} (known: {known})")
     widest = max(box(head_dim), box(head_dim_v))
-    short = SHORT.get((widest, "causal" if causal else "none"), {}) if keys <= SHORT_KEYS else {}
-    design = replace(DESIGNS[widest], **{**short, **VARIANTS[variant]})
+    choices = CHOICES.get((widest, "causal" if causal else "none", "short" if keys <= SHORT_KEYS else "long"), {})
+    design = replace(DESIGNS[widest], **{**choices, **VARIANTS[variant]})
     if design.consumers == 3 and widest > 64:
         raise UsageError(f"three consumers have registers for a head_dim up to 64, not {max(head_dim, head_dim_v)}")
     return design

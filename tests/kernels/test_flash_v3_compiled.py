@@ -30,10 +30,12 @@ def case(dim: str, mask: str, variant: str = "", *, dtype: str = "bf16", seq: st
     return attention(name, "16/4", seq, dim, dtype=dtype, mask=mask, **rest), variant
 
 
-MAIN = (case("128", "none"), case("128", "causal"), case("64", "none"), case("256", "none"))
+MAIN = (
+    case("128", "none"), case("128", "causal"), case("64", "none"), case("256", "none"), case("128", "causal", seq="512"),
+)  # fmt: skip
 OTHER_PROBLEMS = (
     case("64", "causal"), case("256", "causal"), *(case(d, "window:1000") for d in ("64", "128", "256")),
-    case("128", "none", seq="1000/1100"), case("128", "causal", dtype="fp16"), case("128", "causal", seq="1/1"),
+    *(case(d, mask, seq="512") for d in ("64", "128", "256") for mask in ("none", "causal", "window:100")), case("128", "none", seq="1000/1100"), case("128", "causal", dtype="fp16"), case("128", "causal", seq="1/1"),
     *(case(d, "causal") for d in ("8", "72", "80", "96", "160", "192", "192/128", "64/256", "128/256")),
     case("128", "causal", scale=-0.5), case("128", "none", layouts=("packed", "transposed", "transposed")),
 )  # fmt: skip
@@ -79,19 +81,11 @@ def complaints(figures: dict[str, Any]) -> list[str]:
     """What is wrong with a compiled kernel, in words."""
     variant, problem = figures["variant"], figures["name"]
     overlaps = variant not in ("bare", "no-overlap")
-    consumers = 3 if widest(problem) <= 64 and variant != "two-consumers" else 2
+    consumers = figures["consumers"]
     registers = {240, 24} if consumers == 2 else {160, 32}
-    # In the loop over keys, and where a tile begins while the one before it ends.
-    carries = widest(problem) <= 128 and variant not in (
-        "bare",
-        "overlap",
-        "persistent",
-        "dealt",
-        "queue",
-        "one-tile",
-        "no-overlap",
-    )
     softmaxes = overlapped_softmaxes(figures["order"])
+    # In the loop over keys, and where a tile begins while the one before it ends.
+    wanted_softmaxes = consumers * (1 + figures["carries"]) if overlaps else 0
     counts = {name: sum(n for what, n in figures["order"] if what == name) for name in ("load", "store")}
     # At head dimension 256 a mask leaves a few registers too few for what the loop over tiles remembers: stored and read once a tile.
     allowed_spill = 0 if " none" in problem or widest(problem) <= 128 else 32
@@ -106,8 +100,7 @@ def complaints(figures: dict[str, Any]) -> list[str]:
         f"named barriers of Triton's own up to {figures['named_barriers'][-1]}": figures["named_barriers"][-1] > 4,
         "descriptors made on the device": figures["scratch_bytes"] > 0,
         "not loaded and stored by the copy engine": not (counts["load"] and counts["store"] >= consumers),
-        f"{len(softmaxes)} softmaxes beside a product": len(softmaxes)
-        != (consumers * (1 + carries) if overlaps else 0),
+        f"{len(softmaxes)} softmaxes beside a product": len(softmaxes) != wanted_softmaxes,
         "a softmax has no pin": any(between.get("pin", 0) == 0 for between in softmaxes),
         "a softmax spills": any(between.get("spill", 0) > 0 for between in softmaxes),
     }

@@ -50,6 +50,8 @@ def compiled_case(case: AttentionProblem, variant: str) -> dict[str, Any]:
     return {
         "name": case.name,
         "variant": variant,
+        "consumers": launch.design.consumers,
+        "carries": launch.constants["CARRY"],
         "spilled_bytes": int(spilled[1]),
         "serialised": "wgmma.mma_async instructions are serialized" in log,
         "shared_bytes": compiled.metadata.shared,
