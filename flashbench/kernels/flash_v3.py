@@ -13,20 +13,23 @@ flash_v3_launches.Design:
   former only, and does its softmax beside the latter. The weights never leave the registers: one product's layout is the next one's operand.
 - PINGPONG (section 3.1). Consumers take turns at the matrix unit, so that one multiplies while the other exponentiates.
 - Persistence. One program per multiprocessor walks over many tiles; the next tile's Q, K and V come while the last one is still written.
-- LONGEST_FIRST. Causal tiles differ in length, so they start with the longest, dealt out back and forth (flash_v3_schedule.py).
-- LATE_RESCALE and NAMED_RELEASE are smaller: see Design. Two more small ones are always there: each thread keeps the sum of its own weights
-  (share_sums), and where the next tile is gets computed beside the last product of this one (pin_indices).
+- LONGEST_FIRST and QUEUE. Causal tiles differ in length, so they start with the longest (schedule.py), and a program draws its next one when it
+  is about to need it (flash_v3_queue.py). The producer does so, and tells the consumers what there is to do.
+- CARRY. The first scores of a tile are asked for beside the last product of the tile before it: OVERLAP across the tiles of a program.
+- LATE_RESCALE and NAMED_RELEASE are smaller: see Design. What is always there: each thread keeps the sum of its own weights (share_sums),
+  values of a thread are reduced in chains beside each other (row_extremes), and a block is masked in a branch that most blocks jump over.
 
 The barriers cannot lock. Number the blocks of keys over all tiles of a program, 0, 1, 2, ...; all roles count alike. The producer fills Q,
 then K_j and V_j in turn, and before it fills block j it waits until every consumer has given back block j - STAGES. A consumer that waits
 for K_j has given back every K before it and every V but the last, so nothing that the producer still needs to fill it (STAGES >= 1); one that
-waits for V_(j-1) has given back V_(j-2), and one that waits for the Q of a tile has given back everything. So no wait can be part of a circle.
+waits for V_(j-1) has given back V_(j-2), and one that waits for the Q of a tile has given back everything (with CARRY all but the last V, whose
+place is not needed before that Q has come, as flash_v3_launches.carries sees to). So no wait can be part of a circle.
 In ping-pong, all consumers take equally many turns; the one whose turn it is has done the fewest, and what it waits for needs no more of the
 others than blocks before j - 1, which they gave back before they asked for their own turn. (tests/kernels/v3_emulator.py runs it so.)
 
 What the assembler must not undo. It reorders around waits as it likes, and would move the wait for the second product up, in front of the
 softmax, which silently ends the overlap; `pin` keeps it, and tests/kernels/test_flash_v3_compiled.py reads the machine code to see that it
-did. Masked blocks run in loops of their own, at the diagonal and at a window's left edge; from the last block of keys to the first.
+did. Blocks of keys are taken from the last to the first, so that masks come at the beginning, and at a window's left edge again.
 
 Cost of one call, in the letters of flash_v2.py: the FLOPs, exponentials and least HBM bytes are the same. K and V come from the L2 once for
 each tile of 64 queries times the consumers. One program takes, in bf16 at head dimension 128, 192 KiB of shared memory (Q 32, two stages of K

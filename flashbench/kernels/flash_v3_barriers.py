@@ -40,16 +40,6 @@ def pin(total):
 
 
 @gluon.jit
-def pin_indices(indices):
-    """The same for whole numbers, none of them negative: what they are computed from is done before the wait that follows."""
-    thread_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    gl.inline_asm_elementwise(
-        "{ .reg .pred q; setp.lt.s32 q, $1, 0; @q bar.arrive 15, 256; } mov.b32 $0, $1;",
-        "=r,r", [gl.full([128], indices, gl.int32, thread_layout)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def release(empty, stage, barrier, NAMED_RELEASE: gl.constexpr, CONSUMERS: gl.constexpr):
     """Tell the producer that this consumer has read a tile: through the tile's mbarrier, before which Triton lets the warpgroup meet, or
     through a named barrier, where each warp is counted as it comes by."""

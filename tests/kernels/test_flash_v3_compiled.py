@@ -22,6 +22,9 @@ SHARED_LIMIT_BYTES = 227 * 1024
 EXPONENTIALS = {64: 64, 128: 64, 256: 32}
 """A thread's share of a block of scores, by head dimension: 64 queries and the keys of the design, over 128 threads."""
 
+STEP_CLOCKS = {64: 1010, 128: 1110, 256: 960}
+"""Most that a step of the loop over keys may take of a warp as the assembler scheduled it, by head dimension (machine_code.py)."""
+
 Case = tuple[AttentionProblem, str]
 
 
@@ -101,16 +104,22 @@ def complaints(figures: dict[str, Any]) -> list[str]:
         "descriptors made on the device": figures["scratch_bytes"] > 0,
         "not loaded and stored by the copy engine": not (counts["load"] and counts["store"] >= consumers),
         f"{len(softmaxes)} softmaxes beside a product": len(softmaxes) != wanted_softmaxes,
+        f"{figures['step_clocks']} clocks a step": variant == ""
+        and figures["step_clocks"] > limit_of(STEP_CLOCKS, problem),
         "a softmax has no pin": any(between.get("pin", 0) == 0 for between in softmaxes),
         "a softmax spills": any(between.get("spill", 0) > 0 for between in softmaxes),
     }
-    wanted = next(n for d, n in EXPONENTIALS.items() if widest(problem) <= d)
+    wanted = limit_of(EXPONENTIALS, problem)
     for between in softmaxes:
         # Two more, one a row of the thread, rescale what was summed before.
         found[f"{between.get('exponential', 0)} exponentials beside the product, not {wanted + 2}"] = (
             between.get("exponential", 0) != wanted + 2
         )
     return [f"{problem}: {what}" for what, is_so in found.items() if is_so]
+
+
+def limit_of(limits: dict[int, int], name: str) -> int:
+    return next(n for d, n in limits.items() if widest(name) <= d)
 
 
 def widest(name: str) -> int:

@@ -14,7 +14,7 @@ import tempfile
 from typing import Any
 
 from compile_child import AbsentGpu, limits_of, meta_inputs
-from machine_code import addresses_of_several_origins
+from machine_code import addresses_of_several_origins, stall_clocks
 from problems import AttentionProblem
 
 SMS = 132
@@ -67,6 +67,7 @@ def compiled_case(case: AttentionProblem, variant: str) -> dict[str, Any]:
         "registers_set": sorted({int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}),
         "named_barriers": sorted({int(n) for n in re.findall(r"bar(?:rier)?\.sync\s+(\d+)", ptx)}),
         "scratch_bytes": compiled.metadata.global_scratch_size,
+        "step_clocks": min(stall_clocks(sass), default=0),
         "stray_addresses": addresses_of_several_origins(sass),
         "order": order(sass),
     }

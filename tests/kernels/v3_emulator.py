@@ -297,9 +297,6 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
     def pin(total: Array) -> None:
         assert (total >= 0).all()
 
-    def pin_indices(indices: int) -> None:
-        assert indices >= 0
-
     scope: dict[str, Any] = {
         "gl": language(program, programs),
         "tl": types.SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b)),
@@ -308,7 +305,7 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
             expect=lambda b, size: b.change(1, size), arrive=lambda b: b.change(1, 0), MBarrierLayout=lambda: None,
         ),
         "warpgroup_mma": this.product, "warpgroup_mma_wait": this.product_wait, "load_tile": this.load, "store_tile": this.store,
-        "add_tile": this.add, "product_under_way": lambda x: x, "store_wait": this.store_wait, "named_barrier": this.named_barrier, "pin": pin, "pin_indices": pin_indices,
+        "add_tile": this.add, "product_under_way": lambda x: x, "store_wait": this.store_wait, "named_barrier": this.named_barrier, "pin": pin,
         "fence_async_shared": lambda: None, "partition_barrier": lambda: None, "rows_of": lambda _: None,
         "LN_2": np.float32(np.log(2)), "ROWS": 64, "TURN": flash_v3_barriers.TURN.value, "RELEASE": flash_v3_barriers.RELEASE.value,
         "KEYS": 64, "HALF": 64, "EXCHANGE": 8,
