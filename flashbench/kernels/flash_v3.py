@@ -19,6 +19,8 @@ flash_v3_launches.Design:
 - LATE_RESCALE and NAMED_RELEASE are smaller: see Design. What is always there: each thread keeps the sum of its own weights (share_sums),
   values of a thread are reduced in chains beside each other (row_extremes), and a block is masked in a branch that most blocks jump over.
 
+e4m3 tensors (Q, K and V; the output is bf16) take the same way, but for what flash_v3_e4m3.py says. **That has not run on a GPU yet.**
+
 The barriers cannot lock. Number the blocks of keys over all tiles of a program, 0, 1, 2, ...; all roles count alike. The producer fills Q,
 then K_j and V_j in turn, and before it fills block j it waits until every consumer has given back block j - STAGES. A consumer that waits
 for K_j has given back every K before it and every V but the last, so nothing that the producer still needs to fill it (STAGES >= 1); one that
@@ -45,6 +47,7 @@ from __future__ import annotations
 import math
 
 from flashbench.kernels.flash_v3_barriers import RELEASE, TURN, await_release, named_barrier, pin, release
+from flashbench.kernels.flash_v3_e4m3 import LIFT, descale, packed, score_scale, unpacked
 from flashbench.kernels.flash_v3_queue import (
     BATCH,
     DIAGONAL,
@@ -107,6 +110,7 @@ def produce(
     """The producer's warp: decides on the tiles, and loads what the consumers are going to need, as far ahead as there is room."""
     q, k, v = sources
     q_tiles, k_tiles, v_tiles = tiles
+    FP8: gl.constexpr = v.dtype == gl.float8e4nv
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     program, programs = gl.program_id(0), gl.num_programs(0)
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
@@ -144,7 +148,10 @@ def produce(
             load_tile(k, [here, head_kv, key, 0], k_full.index(stage), k_tiles.index(stage))
             await_release(v_empty, stage, RELEASE + STAGES, lap, NAMED_RELEASE, CONSUMERS)
             mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-            load_tile(v, [here, head_kv, key, 0], v_full.index(stage), v_tiles.index(stage))
+            if FP8:
+                load_tile(v, [here, head_kv, 0, key], v_full.index(stage), v_tiles.index(stage))
+            else:
+                load_tile(v, [here, head_kv, key, 0], v_full.index(stage), v_tiles.index(stage))
             step += 1
         turn += 1
 
@@ -190,14 +197,15 @@ def hidden(
 
 
 @gluon.jit
-def softmax_step(s, top, total, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE: gl.constexpr):
+def softmax_step(s, top, total, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, FP8: gl.constexpr):
     """Weights of a block of scores, and what the running maximum and sums become: (p, alpha, m, l). As in flash_v2.py, but that l is kept as
-    what each of a row's four threads has added up (share_sums)."""
+    what each of a row's four threads has added up (share_sums), and that for e4m3 both weights and l are 2^LIFT times as large."""
     new_top = gl.maximum(top, row_extremes(s, NEGATIVE_SCALE) * scale_log2)
     origin = new_top
     if MASKED:
         origin = gl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN
-    p = gl.exp2(s * scale_log2 - origin[:, None])
+    lifted = origin - LIFT if FP8 else origin
+    p = gl.exp2(s * scale_log2 - lifted[:, None])
     alpha = gl.exp2(top - origin)
     of_shares = gl.convert_layout(alpha, rows_of(total.type.layout))
     return p, alpha, new_top, total * of_shares[:, None] + share_sums(p)
@@ -251,7 +259,7 @@ def ask_for_scores(
 
 @gluon.jit
 def consume(
-    o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2,
+    o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales,
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
     Q_PLACES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr,
     WITH_LSE: gl.constexpr, OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, CARRY: gl.constexpr, LATE_RESCALE: gl.constexpr,
@@ -261,11 +269,13 @@ def consume(
     q_tiles, k_tiles, v_tiles = tiles
     _q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     ELEMENT: gl.constexpr = q_tiles.dtype
-    # One m64nNk16 product of a warpgroup: warp w holds rows 16 w to 16 w + 15. P has the same rows, so that it goes from one product into
-    # the next as a register operand, without a shuffle (FlashAttention-3, section 3.2).
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KV, 16])
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    FP8: gl.constexpr = q_tiles.dtype == gl.float8e4nv
+    K: gl.constexpr = 32 if FP8 else 16
+    # One m64nNk16 product of a warpgroup (k32 of 8 bits): warp w holds rows 16 w to 16 w + 15. P has the same rows, so that it goes from one
+    # product into the next as a register operand, without a shuffle (FlashAttention-3, section 3.2).
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KV, K])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, K])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, K // 8)
     s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
     MINE: gl.constexpr = TURN + WHICH
@@ -284,11 +294,15 @@ def consume(
     turn = 0
     await_tile(told_full, turn)
     end = told(told_tiles, turn, END)
+    if FP8:
+        bits = score_scale(descales, told_tiles, turn, heads_q, heads_per_kv_head, scale_log2, NEGATIVE_SCALE, end > 0)
+    else:
+        bits = scale_log2
     top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)  # m, in bits
     total = share_sums(nothing)  # l, in shares
     acc = gl.zeros([ROWS, DV], gl.float32, o_layout)  # o, unnormalised
     alpha = gl.full([ROWS], 1.0, gl.float32, s_rows)
-    p = gl.convert_layout(nothing.to(ELEMENT), p_layout)
+    p = packed(nothing) if FP8 else gl.convert_layout(nothing.to(ELEMENT), p_layout)
     block = end - 1
     carried = False
     while end > 0:
@@ -308,8 +322,8 @@ def consume(
                 first_key = block * BLOCK_KV
                 s = hidden(s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE)
             top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
-            weights, alpha, top, total = softmax_step(s, top, share_sums(nothing), scale_log2, CAUSAL, NEGATIVE_SCALE)
-            p = gl.convert_layout(weights.to(ELEMENT), p_layout)
+            weights, alpha, top, total = softmax_step(s, top, share_sums(nothing), bits, CAUSAL, NEGATIVE_SCALE, FP8)
+            p = packed(weights) if FP8 else gl.convert_layout(weights.to(ELEMENT), p_layout)
             v_stage = stage
             v_parity = parity
             stage, parity = following(stage, parity, STAGES)
@@ -322,7 +336,11 @@ def consume(
             first_key = block * BLOCK_KV
             q_tile = q_tiles.index(q_at).reshape([ROWS, D])
             k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
-            v_tile = v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
+            v_tile = (
+                v_tiles.index(v_stage).reshape([DV, BLOCK_KV]).permute((1, 0))
+                if FP8
+                else v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
+            )
             if OVERLAP:
                 # Scores of this block, then weights of the last one times V: the softmax of the former runs beside the latter.
                 mbarrier.wait(k_full.index(stage), parity)
@@ -332,7 +350,7 @@ def consume(
                 mbarrier.wait(v_full.index(v_stage), v_parity)
                 if LATE_RESCALE:
                     acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
-                acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+                acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
                 if PINGPONG:
                     named_barrier(NEXT, "arrive", 256, 4)
                 s = warpgroup_mma_wait(1, deps=(s,))
@@ -342,7 +360,7 @@ def consume(
                         s = hidden(
                             s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE
                         )  # fmt: skip
-                weights, alpha, top, total = softmax_step(s, top, total, scale_log2, CAUSAL, NEGATIVE_SCALE)
+                weights, alpha, top, total = softmax_step(s, top, total, bits, CAUSAL, NEGATIVE_SCALE, FP8)
                 pin(total)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
@@ -353,7 +371,7 @@ def consume(
                     named_barrier(MINE, "sync", 256, 4)
                 if LATE_RESCALE:
                     acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
-                acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+                acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
                 mbarrier.wait(k_full.index(stage), parity)
@@ -367,23 +385,32 @@ def consume(
                         s = hidden(
                             s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE
                         )  # fmt: skip
-                weights, alpha, top, total = softmax_step(s, top, total, scale_log2, CAUSAL, NEGATIVE_SCALE)
+                weights, alpha, top, total = softmax_step(s, top, total, bits, CAUSAL, NEGATIVE_SCALE, FP8)
             v_stage = stage
             v_parity = parity
             stage, parity = following(stage, parity, STAGES)
-            p = gl.convert_layout(weights.to(ELEMENT), p_layout)
+            p = packed(weights) if FP8 else gl.convert_layout(weights.to(ELEMENT), p_layout)
             if not LATE_RESCALE:
                 acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
 
         # The last product with V. No product reads this Q any more: where the output has a place of its own, another Q may come now.
         if OUT_TILES:
             mbarrier.arrive(q_empty.index(q_at))
-        v_tile = v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
+        v_tile = (
+            v_tiles.index(v_stage).reshape([DV, BLOCK_KV]).permute((1, 0))
+            if FP8
+            else v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
+        )
         whole, summit = total, top
         ended = turn
         turn += 1
         await_tile(told_full, turn)
         end = told(told_tiles, turn, END)
+        if FP8:
+            of_v = descale(descales, told_tiles, ended, heads_q, heads_per_kv_head, 2, True)
+            bits = score_scale(
+                descales, told_tiles, turn, heads_q, heads_per_kv_head, scale_log2, NEGATIVE_SCALE, end > 0
+            )
         if CARRY:
             # Beside it, the first scores of the next tile: no tile begins or ends with nothing under way. Behind the last tile they are
             # computed of what lies there, and nobody looks at them. (A branch around both products is one that ptxas 12.8 gets wrong: it
@@ -396,7 +423,7 @@ def consume(
         mbarrier.wait(v_full.index(v_stage), v_parity)
         if LATE_RESCALE:
             acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
-        acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+        acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
         if CARRY:
             if PINGPONG:
                 named_barrier(NEXT, "arrive", 256, 4)
@@ -410,11 +437,11 @@ def consume(
                         CAUSAL, WINDOW, NEGATIVE_SCALE,
                     )  # fmt: skip
                 top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
-                s, alpha, top, total = softmax_step(s, top, share_sums(nothing), scale_log2, CAUSAL, NEGATIVE_SCALE)
+                s, alpha, top, total = softmax_step(s, top, share_sums(nothing), bits, CAUSAL, NEGATIVE_SCALE, FP8)
                 pin(total)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         if CARRY:
-            p = gl.convert_layout(s.to(ELEMENT), p_layout)
+            p = packed(s) if FP8 else gl.convert_layout(s.to(ELEMENT), p_layout)
         release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
         if CARRY:
             v_stage = stage
@@ -430,13 +457,16 @@ def consume(
         if WITH_LSE:
             row = first_row + my_row
             lse_row = (batch * heads_q + head_q).to(gl.int64) * seq_q + row
+            if FP8:
+                summit = summit - LIFT
             gl.store(lse + lse_row, (summit + gl.log2(divisor)) * LN_2, mask=row < seq_q)
-        acc = acc * gl.convert_layout(1.0 / divisor, o_rows)[:, None]
+        unit = of_v if FP8 else 1.0
+        acc = acc * gl.convert_layout(unit / divisor, o_rows)[:, None]
         out_tile = o_tiles.index(WHICH)
         if OUT_TILES:
             store_wait(0)  # the store of the tile before has read its place
             partition_barrier()
-        out_tile.reshape([ROWS, DV]).store(acc.to(ELEMENT))
+        out_tile.reshape([ROWS, DV]).store(acc.to(o.dtype))
         fence_async_shared()
         store_tile(o, [batch, head_q, first_row + WHICH * ROWS, 0], out_tile)
         if not OUT_TILES:
@@ -449,9 +479,11 @@ def consume(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def flash_v3_kernel(
-    q, k, v, o,  # tensor descriptors of (batch, heads, seq, head dim), with boxes of ROWS, BLOCK_KV, BLOCK_KV and ROWS positions
+    q, k, v, o,  # tensor descriptors of (batch, heads, seq, head dim), with boxes of ROWS, BLOCK_KV, BLOCK_KV and ROWS positions; an e4m3 V is
+    # (batch, heads, head dim, seq), its keys in the order of `packed`
     lse,  # pointer to contiguous (batch, heads_q, seq_q), or None unless WITH_LSE
     queue,  # pointer to an int32 0, which it is again at the end, or None unless QUEUE
+    descales,  # pointer to contiguous fp32 (batch, heads_kv, 3), of Q, K and V, or None unless they are e4m3
     batch_heads, heads_q, heads_per_kv_head, seq_q, seq_kv, window, heads_per_section, tile_count,
     scale_log2,  # scale * log2(e): scores are in bits from here on
     CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,  # head dimensions as the tiles hold them
@@ -464,7 +496,10 @@ def flash_v3_kernel(
     Q_PLACES: gl.constexpr = 2 if CARRY else 1
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_PLACES * CONSUMERS, 1, 1, ROWS, D], q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_KV, D], k.layout)
-    v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BLOCK_KV, DV], v.layout)
+    FP8: gl.constexpr = v.dtype == gl.float8e4nv
+    v_tiles = gl.allocate_shared_memory(
+        v.dtype, [STAGES, 1, 1, DV if FP8 else BLOCK_KV, BLOCK_KV if FP8 else DV], v.layout
+    )
     o_tiles = q_tiles
     if OUT_TILES:
         o_tiles = gl.allocate_shared_memory(o.dtype, [CONSUMERS, 1, 1, ROWS, DV], o.layout)
@@ -496,8 +531,8 @@ def flash_v3_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
                 (produce, (sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count, CONSUMERS, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -505,9 +540,9 @@ def flash_v3_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, scale_log2, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
                 (produce, (sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count, CONSUMERS, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],

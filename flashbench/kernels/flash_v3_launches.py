@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,16 +11,14 @@ import torch
 from flashbench.errors import UsageError, nearest
 from flashbench.kernels.blocks import padded
 from flashbench.kernels.counters import next_counters
-from flashbench.kernels.flash_v2 import LOG2_E
+from flashbench.kernels.flash_v2 import scale_in_bits
 from flashbench.kernels.flash_v3 import ROWS, flash_v3_kernel
 from flashbench.kernels.gluon_names import TensorDescriptor, gl
 from flashbench.kernels.inputs import check_inputs, device_limits, sm_count, visibility
 from flashbench.kernels.tiles import describable
 
 CAPABILITY = (9, 0)
-LEAST_SCALE = 1e-30
-"""Instead of 0, and of what underflows to it, which makes a hidden score, minus infinity, no number: all others become as good as 0."""
-ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
 REGISTERS = {2: (240, 24), 3: (160, 32)}
 """Registers of a consumer's and of a producer's thread by the number of consumers: 65,536 a multiprocessor, over 128 threads for each."""
 SHARED_BYTES = 227 * 1024
@@ -135,19 +132,25 @@ def box(head_dim: int) -> int:
     return max(64, padded(head_dim))
 
 
-def tile_bytes(design: Design, head_dim: int, head_dim_v: int, *, out_tiles: bool, q_places: int = 1) -> int:
-    """Shared memory of one program, from above: Q of all consumers, K and V of each stage, the output's tiles if they have their own place."""
+def tile_bytes(
+    design: Design, head_dim: int, head_dim_v: int, *, out_tiles: bool, q_places: int = 1, element_bytes: int = 2
+) -> int:
+    """Shared memory of one program, from above: Q of all consumers, K and V of each stage, the output's tiles if they have their own place.
+
+    Elements of Q, K and V have `element_bytes`, those of the output 2.
+    """
     d, dv = box(head_dim), box(head_dim_v)
     elements = q_places * design.block_q * d + design.stages * design.block_kv * (d + dv)
     barriers = 1024
-    return 2 * (elements + out_tiles * design.block_q * dv) + barriers
+    return element_bytes * elements + 2 * out_tiles * design.block_q * dv + barriers
 
 
-def carries(design: Design, head_dim: int, head_dim_v: int, *, causal: bool) -> bool:
+def carries(design: Design, head_dim: int, head_dim_v: int, *, causal: bool, element_bytes: int = 2) -> bool:
     """Whether a launch can begin a tile while the last one ends: if asked for, if Q and the output have the room, and if a consumer that lets
     blocks go by can do so without the stage that its last product still needs."""
     let_by = -(-(design.block_q - int(ROWS)) // design.block_kv) if causal else 0
-    fits = tile_bytes(design, head_dim, head_dim_v, out_tiles=True, q_places=2) <= SHARED_BYTES
+    needed = tile_bytes(design, head_dim, head_dim_v, out_tiles=True, q_places=2, element_bytes=element_bytes)
+    fits = needed <= SHARED_BYTES
     return design.carry and design.overlap and design.persistent and fits and let_by < design.stages
 
 
@@ -176,32 +179,50 @@ def prepare(
     """The launch for `flash_v3_forward` with the same arguments; allocates its outputs, launches nothing."""
     check_inputs(q, k, v)
     check_supported(q, k, v)
-    batch, heads_q, seq_q, head_dim = q.shape
-    heads_kv, seq_kv, head_dim_v = v.shape[1:]
+    head_dim, head_dim_v, seq_q, seq_kv = q.shape[3], v.shape[3], q.shape[2], k.shape[2]
     causal, window = visibility(mask, seq_kv)
-    scale = head_dim**-0.5 if scale is None else scale
     keys = mean_keys(seq_q, seq_kv, window, causal=causal)
     design = design or design_for(head_dim, head_dim_v, variant, keys=keys, causal=causal)
-    carry = carries(design, head_dim, head_dim_v, causal=causal)
-    out_tiles = carry or tile_bytes(design, head_dim, head_dim_v, out_tiles=True) <= SHARED_BYTES
-    if not out_tiles and (
-        box(head_dim) != box(head_dim_v) or tile_bytes(design, head_dim, head_dim_v, out_tiles=False) > SHARED_BYTES
-    ):
+    v_tiles = describe(v, design.block_kv, box(head_dim_v))
+    return assembled(
+        q, k, v_tiles, head_dim_v, design, mask=mask, scale=scale, with_lse=with_lse, out_dtype=v.dtype, descales=None
+    )
+
+
+def assembled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v_tiles: Any,
+    head_dim_v: int,
+    design: Design,
+    *,
+    mask: str,
+    scale: float | None,
+    with_lse: bool,
+    out_dtype: torch.dtype,
+    descales: torch.Tensor | None,
+) -> Launch:
+    """The launch of a design on inputs that have been checked, V by its descriptor; UsageError where the tiles do not fit."""
+    batch, heads_q, seq_q, head_dim = q.shape
+    heads_kv, seq_kv = k.shape[1:3]
+    causal, window = visibility(mask, seq_kv)
+    scale = head_dim**-0.5 if scale is None else scale
+    element_bytes = q.element_size()
+    carry = carries(design, head_dim, head_dim_v, causal=causal, element_bytes=element_bytes)
+    needed = functools.partial(tile_bytes, design, head_dim, head_dim_v, element_bytes=element_bytes)
+    out_tiles = carry or needed(out_tiles=True) <= SHARED_BYTES
+    in_place_of_q = box(head_dim) == box(head_dim_v) and out_dtype == q.dtype
+    if not out_tiles and (not in_place_of_q or needed(out_tiles=False) > SHARED_BYTES):
         raise UsageError(
             f"tiles of {design.row()} at head_dim {head_dim}/{head_dim_v} do not fit {SHARED_BYTES} bytes of shared memory"
         )
     longest_first = causal and design.longest_first
 
-    out = torch.empty((batch, heads_q, seq_q, head_dim_v), dtype=v.dtype, device=q.device)
+    out = torch.empty((batch, heads_q, seq_q, head_dim_v), dtype=out_dtype, device=q.device)
     lse = torch.empty((batch, heads_q, seq_q), dtype=torch.float32, device=q.device) if with_lse else None
     d, dv = box(head_dim), box(head_dim_v)
     rows = int(ROWS)
-    descriptors = (
-        describe(q, rows, d),
-        describe(k, design.block_kv, d),
-        describe(v, design.block_kv, dv),
-        describe(out, rows, dv),
-    )
+    descriptors = (describe(q, rows, d), describe(k, design.block_kv, d), v_tiles, describe(out, rows, dv))
     tile_count = batch * heads_q * -(-seq_q // design.block_q)
     group = section = heads_q // heads_kv
     if longest_first:
@@ -210,8 +231,8 @@ def prepare(
         section *= max(1, min(batch * heads_kv, device_limits(q.device).l2_bytes // 2 // kv_head_bytes))
     queue = next_counters(q.device) if design.persistent and design.queue else None
     arguments = (
-        *descriptors, lse, queue, batch * heads_q, heads_q, group, seq_q, seq_kv, window or 0, section, tile_count,
-        math.copysign(max(abs(scale * LOG2_E), LEAST_SCALE), scale),
+        *descriptors, lse, queue, descales, batch * heads_q, heads_q, group, seq_q, seq_kv, window or 0, section, tile_count,
+        scale_in_bits(scale),
     )  # fmt: skip
     consumer_registers, producer_registers = REGISTERS[design.consumers]
     constants = {
@@ -245,18 +266,23 @@ def prepare(
 def check_supported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """UsageError, with the reason, for what this kernel cannot do though others can."""
     reason = dtype_reason(str(q.dtype).removeprefix("torch.")) or head_dim_reason(q.shape[3], v.shape[3])
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not reason and not describable(tensor):
-            reason = (
+    if reason:
+        raise UsageError(reason)
+    check_reachable({"q": q, "k": k, "v": v})
+
+
+def check_reachable(tensors: dict[str, torch.Tensor]) -> None:
+    """UsageError for tensors, by name, that the copy engine cannot read, and for another device than a Hopper GPU."""
+    for name, tensor in tensors.items():
+        if not describable(tensor):
+            raise UsageError(
                 f"flash-v3 reads through the copy engine, which takes contiguous channels, 16-byte aligned strides and no repeated memory; "
                 f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; pass {name}.contiguous(), or use flash-v2"
             )
-    capability = device_limits(q.device).capability
-    if not reason and capability != CAPABILITY:
+    capability = device_limits(next(iter(tensors.values())).device).capability
+    if capability != CAPABILITY:
         where = "no GPU" if capability is None else f"sm_{capability[0]}{capability[1]}"
-        reason = f"flash-v3 is written for Hopper, sm_90; this is {where}; flash-v2 runs on other GPUs"
-    if reason:
-        raise UsageError(reason)
+        raise UsageError(f"flash-v3 is written for Hopper, sm_90; this is {where}; flash-v2 runs on other GPUs")
 
 
 def dtype_reason(dtype: str) -> str | None:

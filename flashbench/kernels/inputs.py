@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -16,7 +17,13 @@ PRECISIONS = ("ieee", "tf32")
 MAX_HEAD_DIM = 256
 
 
-def check_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, precision: str = "ieee") -> None:
+def check_inputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    precision: str = "ieee",
+    dtypes: Mapping[torch.dtype, str] = DTYPES,
+) -> None:
     """UsageError unless q (B, Hq, Sq, D), k (B, Hkv, Skv, D) and v (B, Hkv, Skv, Dv) can be attended with; strides may be any."""
     if not (q.ndim == k.ndim == v.ndim == 4):
         raise UsageError(
@@ -36,9 +43,9 @@ def check_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, precision: s
         raise UsageError(
             f"head_dim {max(head_dim, head_dim_v)} is above {MAX_HEAD_DIM}, the largest that this kernel holds on chip"
         )
-    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in DTYPES:
+    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in dtypes:
         raise UsageError(
-            f"q, k and v must share one dtype of fp16, bf16, fp32; they are {q.dtype}, {k.dtype} and {v.dtype}"
+            f"q, k and v must share one dtype of {', '.join(dtypes.values())}; they are {q.dtype}, {k.dtype} and {v.dtype}"
         )
     if not (q.device == k.device == v.device):
         raise UsageError(f"q, k and v lie on {q.device}, {k.device} and {v.device}; move them to one device")

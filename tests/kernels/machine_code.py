@@ -64,7 +64,7 @@ def written(text: str) -> list[int]:
 
 def read_by_product(text: str) -> list[int]:
     """Uniform registers with the addresses of a product's operands in shared memory: the second's, and the first's unless it is in registers."""
-    found = re.search(r"HGMMA\S* R\d+, (R\d+, )?gdesc\[UR(\d+)\]", text)
+    found = re.search(r"[HQ]GMMA\S* R\d+, (R\d+, )?gdesc\[UR(\d+)\]", text)
     if not found:
         return []
     first = int(found[2])

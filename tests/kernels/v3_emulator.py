@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 SECONDS = 20.0
 """A wait as long as this has no end."""
@@ -28,7 +29,11 @@ class Array(np.ndarray):
 
     type = types.SimpleNamespace(layout=None)
 
-    def to(self, dtype: Any) -> Array:
+    def to(self, dtype: Any, bitcast: bool = False) -> Array:
+        if bitcast:  # of bytes, to e4m3
+            return array(torch.from_numpy(np.ascontiguousarray(self)).view(torch.float8_e4m3fn).float().numpy())
+        if dtype == "int8":
+            return self.astype(np.int8).view(Array)
         return self.astype(np.float16).astype(np.float32).view(Array) if dtype == "fp16" else self
 
     def index(self, i: int) -> Array:
@@ -230,6 +235,9 @@ def language(program: int, programs: int) -> types.SimpleNamespace:
         pointer.values[pointer.offset] += value
         return before
 
+    def load(pointer: Pointer, mask: bool, other: float) -> np.float32:
+        return np.float32(pointer.values[pointer.offset] if mask else other)
+
     def full(shape: list[int], value: Any, dtype: str, _layout: Any) -> Array:
         return array(np.full(shape, value, np.int32 if dtype == "int32" else np.float32))
 
@@ -266,15 +274,15 @@ def language(program: int, programs: int) -> types.SimpleNamespace:
 
     return types.SimpleNamespace(
         program_id=lambda _: Index(program), num_programs=lambda _: Index(programs), cdiv=lambda a, b: -(-a // b), static_range=range,
-        int32="int32", int64="int64", float32="float32",
+        int8="int8", int32="int32", int64="int64", float32="float32", float8e4nv="e4m3",
         SliceLayout=nothing, NVMMADistributedLayout=nothing, DotOperandLayout=nothing, BlockedLayout=nothing,
         NVMMASharedLayout=types.SimpleNamespace(get_default_for=nothing),
         arange=lambda a, b, layout: array(np.arange(a, b)), zeros=lambda shape, *_: array(np.zeros(shape, np.float32)),
-        full=full, atomic_add=atomic_add, convert_layout=lambda x, _: x,
+        full=full, atomic_add=atomic_add, convert_layout=lambda x, _, **__: x,
         where=lambda c, a, b: array(np.where(c, np.float32(a) if np.isscalar(a) else a, np.float32(b) if np.isscalar(b) else b)),
-        maximum=lambda a, b: array(np.maximum(a, b)), max=lambda x, axis: array(x.max(axis)), min=lambda x, axis: array(x.min(axis)),
+        maximum=lambda a, b: np.maximum(a, b) if np.isscalar(a) else array(np.maximum(a, b)), max=lambda x, axis: array(x.max(axis)), min=lambda x, axis: array(x.min(axis)),
         sum=add_up, exp2=lambda x: array(np.exp2(x)), log2=lambda x: array(np.log2(x)),
-        store=store, allocate_shared_memory=allocate, warp_specialize=specialise, constexpr=None,
+        store=store, load=load, minimum=min, split=lambda x: (x[..., 0], x[..., 1]), join=lambda a, b: array(np.stack([a, b], -1)), allocate_shared_memory=allocate, warp_specialize=specialise, constexpr=None,
     )  # fmt: skip
 
 
@@ -288,9 +296,19 @@ class Memory:
         return self.values[int(i)].view(Array)
 
 
+def as_e4m3(values: np.ndarray) -> torch.Tensor:
+    """Rounded to even, and to 448 where they are beyond it, as `cvt.rn.satfinite` does."""
+    return torch.from_numpy(np.ascontiguousarray(values, np.float32)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def word_of(*numbers: np.ndarray) -> Array:
+    """As flash_v3_e4m3.word_of: four numbers in e4m3, in the bytes of a word."""
+    return array(torch.stack([as_e4m3(x) for x in numbers], -1).view(torch.int32)[..., 0].numpy())
+
+
 def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str, Any]:
     """The functions of a kernel's module, and of those that it imports, as plain Python for one program."""
-    from flashbench.kernels import flash_v3_barriers, flash_v3_queue, flash_v3_schedule, schedule
+    from flashbench.kernels import flash_v3_barriers, flash_v3_e4m3, flash_v3_queue, flash_v3_schedule, schedule
 
     this = Program()
 
@@ -306,12 +324,12 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
         ),
         "warpgroup_mma": this.product, "warpgroup_mma_wait": this.product_wait, "load_tile": this.load, "store_tile": this.store,
         "add_tile": this.add, "product_under_way": lambda x: x, "store_wait": this.store_wait, "named_barrier": this.named_barrier, "pin": pin,
-        "fence_async_shared": lambda: None, "partition_barrier": lambda: None, "rows_of": lambda _: None,
+        "fence_async_shared": lambda: None, "partition_barrier": lambda: None, "rows_of": lambda _: None, "word_of": word_of,
         "LN_2": np.float32(np.log(2)), "ROWS": 64, "TURN": flash_v3_barriers.TURN.value, "RELEASE": flash_v3_barriers.RELEASE.value,
         "KEYS": 64, "HALF": 64, "EXCHANGE": 8,
     }  # fmt: skip
     kernel_module = importlib.import_module(f"flashbench.kernels.{kernel}")
-    for module in (schedule, flash_v3_schedule, flash_v3_barriers, flash_v3_queue, kernel_module):
+    for module in (schedule, flash_v3_schedule, flash_v3_barriers, flash_v3_e4m3, flash_v3_queue, kernel_module):
         for name, value in vars(module).items():
             if hasattr(value, "fn") and name not in scope and not (module is schedule and name == "visible"):
                 scope[name] = types.FunctionType(value.fn.__code__, scope, name)
@@ -322,11 +340,13 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
 
 def attend(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: str, scale: float, programs: int, consumers: int = 2, block_kv: int = 64,
-    stages: int = 2, section: int = 1, out_tiles: bool = True, broken: dict[str, Any] | None = None, **switches: bool,
+    stages: int = 2, section: int = 1, out_tiles: bool = True, descales: np.ndarray | None = None, broken: dict[str, Any] | None = None,
+    **switches: bool,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Output and log-sum-exp of the kernel for q (B, Hq, Sq, D), k and v (B, Hkv, Skv, D), D one of 64, 128, 256, in `programs` programs.
 
-    `broken` puts other functions in place of the kernel's.
+    With `descales` (B, Hkv, 3) all of them are e4m3, and v is (B, Hkv, D, Skv or more), its keys in the kernel's order. `broken` puts other
+    functions in place of the kernel's.
     """
     batch, heads_q, seq_q, d = q.shape
     heads_kv, seq_kv = k.shape[1:3]
@@ -337,12 +357,15 @@ def attend(
     tiles = batch * heads_q * -(-seq_q // (64 * consumers))
     group = heads_q // heads_kv
     queue = np.zeros(1, np.int64)
+    dtype, v_tile, units = "fp32", (block_kv, d), None
+    if descales is not None:
+        dtype, v_tile, units = "e4m3", (d, block_kv), Pointer(descales.reshape(-1))
     for program in range(min(programs, tiles)):
         scope = in_python(program, min(programs, tiles))
         scope.update(broken or {})
         scope["flash_v3_kernel"](
-            Descriptor(q, 64, d, "fp32"), Descriptor(k, block_kv, d, "fp32"), Descriptor(v, block_kv, d, "fp32"),
-            Descriptor(out, 64, d, "fp32"), Pointer(lse), Pointer(queue),
+            Descriptor(q, 64, d, dtype), Descriptor(k, block_kv, d, dtype), Descriptor(v, *v_tile, dtype),
+            Descriptor(out, 64, d, "fp32"), Pointer(lse), Pointer(queue), units,
             *map(Index, (batch * heads_q, heads_q, group, seq_q, seq_kv, window, section * group, tiles)), np.float32(scale * np.log2(np.e)),
             CONSUMERS=consumers, D=d, DV=d, BLOCK_KV=block_kv, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
             TAIL=mask == "none" and seq_kv % block_kv != 0, NEGATIVE_SCALE=scale < 0, WITH_LSE=True, OUT_TILES=out_tiles,
