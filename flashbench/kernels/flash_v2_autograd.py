@@ -1,34 +1,15 @@
-"""FlashAttention-2 as an operation of PyTorch's autograd: what the forward pass keeps, and what the backward pass does with it."""
+"""FlashAttention-2 as an operation of PyTorch's autograd."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from flashbench.errors import UsageError, nearest
+from flashbench.kernels.autograd import attend
 from flashbench.kernels.flash_v2 import flash_v2_forward
 from flashbench.kernels.flash_v2_gradients import KERNELS, flash_v2_backward
-
-
-class _FlashV2(torch.autograd.Function):  # type: ignore[misc]  # torch does not say what it is
-    """Keeps Q, K, V, O and the log-sum-exp, O(N); every score is computed again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any], backward: str
-    ) -> torch.Tensor:
-        out, lse = flash_v2_forward(q, k, v, with_lse=True, **options)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options, ctx.variant = options, backward
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        return *flash_v2_backward(q, k, v, out, lse, d_out, variant=ctx.variant, **ctx.options), None, None
 
 
 def flash_v2(
@@ -50,9 +31,4 @@ def flash_v2(
     if backward not in KERNELS:
         raise UsageError(f"unknown backward '{backward}'{nearest(backward, KERNELS)} (known: {', '.join(KERNELS)})")
     options: dict[str, Any] = {"mask": mask, "scale": scale, "precision": precision}
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        attended: torch.Tensor = _FlashV2.apply(q, k, v, options, backward)
-        return attended
-    out = flash_v2_forward(q, k, v, **options)
-    assert isinstance(out, torch.Tensor)
-    return out
+    return attend(q, k, v, flash_v2_forward, flash_v2_backward, options, backward)

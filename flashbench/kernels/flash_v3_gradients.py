@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from flashbench.errors import UsageError, nearest
+from flashbench.kernels.autograd import attend, wants_gradients
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, padded
 from flashbench.kernels.flash_v2 import LOG2_E
 from flashbench.kernels.flash_v2_gradients import QUERIES, check_backward, queries_shared_bytes
@@ -245,25 +245,6 @@ def flash_v3_backward(
     return backward.dq, backward.dk, backward.dv
 
 
-class _FlashV3(torch.autograd.Function):  # type: ignore[misc]  # torch does not say what it is
-    """Keeps Q, K, V, O and the log-sum-exp, O(N); every score is computed again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any], backward: str
-    ) -> torch.Tensor:
-        out, lse = flash_v3_forward(q, k, v, with_lse=True, **options)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options, ctx.variant = options, backward
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        return *flash_v3_backward(q, k, v, out, lse, d_out, variant=ctx.variant, **ctx.options), None, None
-
-
 def flash_v3(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -279,13 +260,9 @@ def flash_v3(
     UsageError, before anything runs, for what a pass that is asked for does not take.
     """
     options: dict[str, Any] = {"mask": mask, "scale": scale}
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+    if wants_gradients(q, k, v):
         design_for(q.shape[-1], v.shape[-1], backward)
-        attended: torch.Tensor = _FlashV3.apply(q, k, v, options, backward)
-        return attended
-    out = flash_v3_forward(q, k, v, **options)
-    assert isinstance(out, torch.Tensor)
-    return out
+    return attend(q, k, v, flash_v3_forward, flash_v3_backward, options, backward)
 
 
 def launch_figures(backward: Backward) -> dict[str, Any]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from children import figures_of
 from problems import AttentionProblem, attention
 
 pytestmark = pytest.mark.compile
@@ -39,18 +34,8 @@ KIB = 1024
 
 
 def compiled(target: int) -> list[dict[str, Any]]:
-    """Figures of every kernel of every case for a target; fails with the child's words if it dies on the way."""
-    child = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_child.py")), str(target), "decode"],
-        input=pickle.dumps(CASES),
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
-    done = [json.loads(line) for line in child.stdout.splitlines()]
-    assert child.returncode == 0, f"after {[f['name'] for f in done][-1:]}\n{child.stderr.decode()[-3000:]}"
-    return done
+    """Figures of every kernel of every case for a target."""
+    return figures_of("compile_child.py", CASES, str(target), "decode")
 
 
 def complaints(figures: dict[str, Any], target: int) -> list[str]:

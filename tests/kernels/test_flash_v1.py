@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from children import figures_of
 from problems import SMALL, AttentionProblem, attention, visible_keys
 from v1_runs import bytes_asked_for, difference_between_loop_orders, elements_written_astray, v1_errors, v1_values
 
@@ -196,16 +191,7 @@ MATRIX_UNITS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 @pytest.mark.compile
 @pytest.mark.parametrize("target", MATRIX_UNITS, ids="sm_{}".format)
 def test_the_default_blocks_fit_the_chip_and_use_its_matrix_unit(target: int) -> None:
-    child = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("v1_runs.py")), str(target)],
-        input=pickle.dumps(COMPILED),
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
-    found = [json.loads(line) for line in child.stdout.splitlines()]
-    assert child.returncode == 0, child.stderr.decode()[-3000:]
+    found = figures_of("v1_runs.py", COMPILED, str(target))
     assert [figures["name"] for figures in found] == [case.name for case in COMPILED]
     assert [complaint for figures in found for complaint in complaints(figures, target)] == []
 

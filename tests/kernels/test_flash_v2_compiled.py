@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from children import figures_of
 from problems import AttentionProblem, attention
 
 pytestmark = pytest.mark.compile
@@ -40,20 +35,8 @@ MATRIX_UNITS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 
 
 def compiled(target: int, what: str = "forward", cases: tuple[AttentionProblem, ...] = CASES) -> list[dict[str, Any]]:
-    """Figures of every case's kernels for a target; fails with the child's words if it dies on the way."""
-    child = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_child.py")), str(target), what],
-        input=pickle.dumps(cases),
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
-    done = [json.loads(line) for line in child.stdout.splitlines()]
-    if child.returncode:
-        after = done[-1]["name"] if done else "nothing"
-        raise AssertionError(f"after {after}: exit code {child.returncode}\n{child.stderr.decode()[-3000:]}")
-    return done
+    """Figures of every case's kernels for a target."""
+    return figures_of("compile_child.py", cases, str(target), what)
 
 
 def complaints(figures: dict[str, Any], target: int) -> list[str]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from children import figures_of
 from machine_code import addresses_of_several_origins
 from problems import AttentionProblem, attention
 from v3_runs import needs_gluon
@@ -53,20 +48,8 @@ OTHER_VARIANTS = (
 
 
 def compiled(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
-    """Figures of every case; fails with the child's words if it dies on the way."""
-    child = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("v3_child.py"))],
-        input=pickle.dumps(cases),
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
-    done = [json.loads(line) for line in child.stdout.splitlines()]
-    if child.returncode:
-        after = done[-1]["name"] if done else "nothing"
-        raise AssertionError(f"after {after}: exit code {child.returncode}\n{child.stderr.decode()[-3000:]}")
-    return done
+    """Figures of every case."""
+    return figures_of("v3_child.py", cases)
 
 
 def overlapped_softmaxes(order: list[list[Any]]) -> list[dict[str, int]]:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import collections
-import json
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from children import figures_of
 from problems import AttentionProblem, attention
 from v3_runs import needs_gluon
 
@@ -34,17 +29,8 @@ OTHERS = (
 
 
 def compiled(cases: tuple[AttentionProblem, ...], what: str = "attention") -> list[dict[str, Any]]:
-    """Figures of every case; fails with the child's words if it dies on the way."""
-    child = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("v3_fp8_child.py"))],
-        input=pickle.dumps([(what, each) for each in cases]),
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr.decode()[-3000:]
-    return [json.loads(line) for line in child.stdout.splitlines()]
+    """Figures of every case."""
+    return figures_of("v3_fp8_child.py", [(what, each) for each in cases])
 
 
 def beside_products(marks: list[str]) -> list[collections.Counter[str]]:
