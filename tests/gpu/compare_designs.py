@@ -1,0 +1,142 @@
+"""Designs of flash-v3 against each other and their peers, in turns in one process: `python tests/gpu/compare_designs.py flash-v3 flash-v3@carry=False`.
+
+For whoever tunes the kernel: half a minute for a dozen designs, where `flashbench sweep` measures variants with care. A name is that of a
+provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_launches.Design behind an @ if it is flash-v3's:
+`flash-v3@consumers=2+pingpong=True`. Each is compiled in a process of its own first, and its output compared with the first name's. The L2 is
+overwritten before each launch, and a spin hides the host's work; the clock is whatever the card keeps, so that only ratios of one run count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import itertools
+import math
+import multiprocessing
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+Attention = Callable[..., Any]
+TOKENS, HIDDEN = 16384, 2048
+L2_BYTES = 256 << 20
+SPIN_CYCLES = 500_000
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=["flash-v3", "fa3"])
+    parser.add_argument("--against", default="sdpa-cudnn", help="the provider that ratios refer to")
+    parser.add_argument("--head-dims", default="64,128,256")
+    parser.add_argument("--lengths", default="512,1024,4096,16384")
+    parser.add_argument("--masks", default="none,causal")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--processes", type=int, default=12)
+    return parser.parse_args()
+
+
+def shape(length: int, head_dim: int) -> tuple[int, int, int, int]:
+    return TOKENS // length, HIDDEN // head_dim, length, head_dim
+
+
+def attention(name: str, length: int, head_dim: int, mask: str) -> Attention:
+    """The callable of a provider, or of a design of flash-v3, for a shape."""
+    provider, _, fields = name.partition("@")
+    if fields:
+        from flashbench.kernels.flash_v3_launches import design_for, flash_v3_forward, mean_keys
+
+        causal = mask != "none"
+        keys = mean_keys(length, length, None, causal=causal)
+        variant = provider.partition(":")[2]
+        design = design_for(head_dim, head_dim, variant, keys=keys, causal=causal)
+        changes = {field: ast.literal_eval(value) for field, value in (each.split("=") for each in fields.split("+"))}
+        design = replace(design, **changes)
+        return lambda q, k, v: flash_v3_forward(q, k, v, mask=mask, design=design)
+    from flashbench.measure.device import describe
+    from flashbench.providers.table import get
+    from flashbench.records import Problem
+
+    batch, heads, seq, dim = shape(length, head_dim)
+    problem = Problem(batch, heads, heads, seq, seq, dim, dim, "bf16", mask=mask)
+    bound: Attention = get(provider).bind(problem, describe("cuda")).call
+    return bound
+
+
+def tensors(length: int, head_dim: int) -> list[Any]:
+    import torch
+
+    return [torch.randn(shape(length, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+
+def compiled(case: tuple[str, int, int, str]) -> str | None:
+    """What is wrong with a case, in words, or None: run once in a process of its own, where it fills Triton's cache."""
+    import torch
+
+    name, length, head_dim, mask = case
+    try:
+        attention(name, length, head_dim, mask)(*tensors(length, head_dim))
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+def median_ms(calls: dict[str, Attention], qkv: list[Any], rounds: int) -> dict[str, float]:
+    """Median time of each, all taken in turns in an order of chance."""
+    import torch
+
+    flush = torch.empty(L2_BYTES, dtype=torch.int8, device="cuda")
+    events: dict[str, list[Any]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name in random.sample(list(calls), len(calls)):
+            flush.zero_()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(SPIN_CYCLES)
+            start.record()
+            calls[name](*qkv)
+            end.record()
+            events[name].append((start, end))
+    torch.cuda.synchronize()
+    return {name: statistics.median(start.elapsed_time(end) for start, end in pairs) for name, pairs in events.items()}
+
+
+def main() -> None:
+    asked = arguments()
+    names = list(dict.fromkeys([asked.against, *asked.names]))
+    head_dims, lengths = (list(map(int, text.split(","))) for text in (asked.head_dims, asked.lengths))
+    cases = [
+        (name, length, head_dim, mask)
+        for head_dim, length, mask, name in itertools.product(head_dims, lengths, asked.masks.split(","), names)
+    ]
+    with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
+        faults = dict(zip(cases, pool.map(compiled, cases, chunksize=1), strict=True))
+    logs: dict[str, list[float]] = {name: [] for name in names}
+    for head_dim, length, mask in itertools.product(head_dims, lengths, asked.masks.split(",")):
+        qkv = tensors(length, head_dim)
+        fault = {name: faults[name, length, head_dim, mask] for name in names}
+        calls = {name: attention(name, length, head_dim, mask) for name in names if fault[name] is None}
+        outputs = {name: call(*qkv).float() for name, call in calls.items()}
+        times = median_ms(calls, qkv, asked.rounds)
+        pairs = length * (length + 1) / 2 if mask == "causal" else length**2
+        flops = 4 * TOKENS // length * HIDDEN * pairs
+        words = []
+        for name in names:
+            if name not in times:
+                words.append(f"{name} failed ({fault[name]})")
+                continue
+            ratio = times[asked.against] / times[name]
+            logs[name].append(math.log(ratio))
+            expected = outputs[asked.against]
+            error = ((outputs[name] - expected).norm() / expected.norm()).item()
+            wrong = f" WRONG by {error:.1e}" if not error < 8e-3 else ""
+            words.append(f"{name} {flops / times[name] / 1e9:.0f} ({ratio:.3f}){wrong}")
+        print(f"d {head_dim} {length} {mask}:  {'  '.join(words)}", flush=True)
+    for name, found in logs.items():
+        if found:
+            print(f"{name}: {math.exp(statistics.mean(found)):.4f} x {asked.against}, {len(found)} cases")
+
+
+if __name__ == "__main__":
+    main()
