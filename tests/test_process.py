@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -30,8 +31,13 @@ GPU = Device("cuda", "some GPU", 1 << 34, index=0)
 
 
 def _children() -> list[int]:
-    """Workers of this process; it may have other children."""
-    return [child.pid for child in psutil.Process().children() if "flashbench.run.worker" in child.cmdline()]
+    """Workers of this process; it may have other children. A process that was born just now has no command line for a moment."""
+    for _ in range(100):
+        commands = {child.pid: child.cmdline() for child in psutil.Process().children()}
+        if all(commands.values()):
+            break
+        time.sleep(0.02)
+    return [pid for pid, command in commands.items() if "flashbench.run.worker" in command]
 
 
 SETTINGS: dict[str, object] = {"rule": {}}

@@ -98,7 +98,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one-tile": {"persistent": False},
     "no-overlap": {"overlap": False},
     "pingpong": {"pingpong": True},
-    "late-rescale": {"late_rescale": True},
+    "late-rescale": {
+        "late_rescale": True,
+        "carry": False,
+    },  # both together spill at 128, and their products wait for one another
     "named-release": {"named_release": True},
     "two-consumers": {"consumers": 2},
 }

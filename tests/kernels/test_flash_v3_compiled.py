@@ -43,6 +43,7 @@ VARIANTS = (
 OTHER_VARIANTS = (
     *(case(d, mask, variant) for variant in VARIANTS for d, mask in (("128", "none"), ("128", "causal"))),
     *(case(d, "causal", variant) for variant in ("pingpong", "late-rescale", "named-release") for d in ("64", "256")),
+    *(case("128", "causal", variant, seq="512") for variant in VARIANTS),
     *(case("64", mask, "two-consumers") for mask in ("none", "causal", "window:1000")),
 )  # fmt: skip
 
