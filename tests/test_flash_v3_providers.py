@@ -75,9 +75,9 @@ def test_two_consumers_are_a_variant_where_there_are_three() -> None:
 
 def test_the_providers_name_the_variants_of_the_kernel() -> None:
     pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="needs a Triton with Gluon")
+    from flashbench.kernels.flash_v3_designs import VARIANTS as KERNEL_VARIANTS
     from flashbench.kernels.flash_v3_gradients import MAX_HEAD_DIM
     from flashbench.kernels.flash_v3_gradients import VARIANTS as BACKWARD_VARIANTS
-    from flashbench.kernels.flash_v3_launches import VARIANTS as KERNEL_VARIANTS
 
     assert set(flash_v3.SUMMARIES) == set(KERNEL_VARIANTS) - {""}
     assert set(flash_v3.BACKWARD_SUMMARIES) == set(BACKWARD_VARIANTS) - {""}

@@ -4,7 +4,7 @@ What was left to gain. flash_v2.py does one thing after the other: every warp lo
 and the matrix unit (wgmma) work by themselves once one thread has asked, and a multiprocessor has 4,096 FLOP a clock of products but only 16
 exponentials: at head dimension 128 the exponentials of a block take half as long as its two products, at 64 as long, and in v2 much of that
 time the matrix unit waits. FlashAttention-3 (Shah et al., arXiv 2407.08608) hides them. This kernel is that story, each step a switch of
-flash_v3_launches.Design:
+flash_v3_designs.Design:
 
 - Roles (section 3.1 of the paper). One warp, the producer, does nothing but ask for tiles; two or three warpgroups, the consumers, compute
   64 queries each. They meet at mbarriers in shared memory: full (the bytes have come) and empty (all have read them). The producer runs as
@@ -25,7 +25,7 @@ The barriers cannot lock. Number the blocks of keys over all tiles of a program,
 then K_j and V_j in turn, and before it fills block j it waits until every consumer has given back block j - STAGES. A consumer that waits
 for K_j has given back every K before it and every V but the last, so nothing that the producer still needs to fill it (STAGES >= 1); one that
 waits for V_(j-1) has given back V_(j-2), and one that waits for the Q of a tile has given back everything (with CARRY all but the last V, whose
-place is not needed before that Q has come, as flash_v3_launches.carries sees to). So no wait can be part of a circle.
+place is not needed before that Q has come, as flash_v3_designs.carries sees to). So no wait can be part of a circle.
 In ping-pong, all consumers take equally many turns; the one whose turn it is has done the fewest, and what it waits for needs no more of the
 others than blocks before j - 1, which they gave back before they asked for their own turn. (tests/kernels/v3_emulator.py runs it so.)
 
@@ -46,8 +46,9 @@ from __future__ import annotations
 
 import math
 
-from flashbench.kernels.flash_v3_barriers import RELEASE, TURN, await_release, named_barrier, pin, release
-from flashbench.kernels.flash_v3_e4m3 import LIFT, descale, packed, score_scale, unpacked
+from flashbench.kernels.flash_v3_barriers import RELEASE, TURN, named_barrier, pin, release
+from flashbench.kernels.flash_v3_e4m3 import LIFT, descale, score_scale, unpacked
+from flashbench.kernels.flash_v3_producer import produce
 from flashbench.kernels.flash_v3_queue import (
     BATCH,
     DIAGONAL,
@@ -59,16 +60,14 @@ from flashbench.kernels.flash_v3_queue import (
     ROOM,
     STEADY,
     await_tile,
-    drawn,
-    tell,
     told,
 )
-from flashbench.kernels.flash_v3_schedule import position, tile_at, visible
+from flashbench.kernels.flash_v3_schedule import ROWS
+from flashbench.kernels.flash_v3_softmax import as_operand, hidden, hidden_where_cut, share_sums, softmax_step
 from flashbench.kernels.gluon_names import (
     fence_async_shared,
     gl,
     gluon,
-    load_tile,
     mbarrier,
     partition_barrier,
     store_tile,
@@ -78,137 +77,7 @@ from flashbench.kernels.gluon_names import (
 )
 
 LN_2: gl.constexpr = gl.constexpr(math.log(2))
-ROWS: gl.constexpr = gl.constexpr(64)  # queries of a consumer: as many as one warpgroup's matrix product has
 COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "window", "heads_per_section", "tile_count")
-
-
-@gluon.jit
-def announce(
-    place, turn, told_tiles, told_full, sizes, heads_q, tile_count,
-    BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr,
-):  # fmt: skip
-    """Tell the consumers of the tile at a place of the list, or that there is none, and give (batch, head_q, first_row, end, low)."""
-    batch_heads, seq_q, seq_kv, window, heads_per_section = sizes
-    head, first_row, end, diagonal, steady, low = tile_at(
-        place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
-        BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
-    )  # fmt: skip
-    if place >= tile_count:
-        end = 0
-    batch = head // heads_q
-    head_q = head % heads_q
-    tell(told_tiles, told_full, turn, batch, head_q, first_row, end, diagonal, steady, low)
-    return batch, head_q, first_row, end, low
-
-
-@gluon.jit
-def produce(
-    sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count,
-    CONSUMERS: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr, Q_PLACES: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, NAMED_RELEASE: gl.constexpr,
-):  # fmt: skip
-    """The producer's warp: decides on the tiles, and loads what the consumers are going to need, as far ahead as there is room."""
-    q, k, v = sources
-    q_tiles, k_tiles, v_tiles = tiles
-    FP8: gl.constexpr = v.dtype == gl.float8e4nv
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
-    step = 0  # K and V tiles loaded so far, over all tiles of queries: the ring goes on from one to the next
-    turn = 0
-    place = program
-    batch, head_q, first_row, end, low = announce(
-        place, turn, told_tiles, told_full, sizes, heads_q, tile_count, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST
-    )
-    while end > 0:
-        head_kv = head_q // heads_per_kv_head
-        for c in gl.static_range(CONSUMERS):
-            at = turn % Q_PLACES * CONSUMERS + c
-            mbarrier.wait(q_empty.index(at), (turn // Q_PLACES & 1) ^ 1)
-            mbarrier.expect(q_full.index(at), q.block_type.nbytes)
-            load_tile(q, [batch, head_q, first_row + c * ROWS, 0], q_full.index(at), q_tiles.index(at))
-        here = batch
-        for block in range(end - 1, low - 1, -1):
-            if block == low:
-                # Before the last block, for which there is no room yet: late, so that nobody holds a tile that another could begin, and while
-                # the answer of a queue travels, the consumers are busy.
-                if QUEUE:
-                    place = drawn(queue, programs, tile_count)
-                else:
-                    place = position(turn + 1, program, programs, LONGEST_FIRST)
-                batch, head_q, first_row, end, low = announce(
-                    place, turn + 1, told_tiles, told_full, sizes, heads_q, tile_count,
-                    BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
-                )  # fmt: skip
-            key = block * BLOCK_KV
-            stage = step % STAGES
-            lap = step // STAGES
-            await_release(k_empty, stage, RELEASE, lap, NAMED_RELEASE, CONSUMERS)
-            mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-            load_tile(k, [here, head_kv, key, 0], k_full.index(stage), k_tiles.index(stage))
-            await_release(v_empty, stage, RELEASE + STAGES, lap, NAMED_RELEASE, CONSUMERS)
-            mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-            if FP8:
-                load_tile(v, [here, head_kv, 0, key], v_full.index(stage), v_tiles.index(stage))
-            else:
-                load_tile(v, [here, head_kv, key, 0], v_full.index(stage), v_tiles.index(stage))
-            step += 1
-        turn += 1
-
-
-@gluon.constexpr_function
-def rows_of(layout):
-    """The layout of one number for each row of a matrix."""
-    return gl.SliceLayout(1, layout)
-
-
-# In the accumulator of a product a thread has columns 8 i + 2 (thread % 4) and the next one (see `visible`). Reduced axis by axis, what lies in
-# one thread needs no shuffle, and many short chains run beside each other where `max(s, 1)` is one, each step of which waits for the last.
-
-
-@gluon.jit
-def share_sums(p):
-    """Sums over the keys, one for each of the four threads that share a row, (queries, 4): as far as a thread gets by itself.
-
-    What a row adds up to is asked for once, at the end.
-    """
-    return gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
-def row_extremes(s, NEGATIVE_SCALE: gl.constexpr):
-    """The largest score of each row, the smallest if the scale is negative: (queries,)."""
-    chains = s.reshape([s.shape[0], 4, s.shape[1] // 32, 4, 2])  # of the columns that thread % 4 (axis 3) has
-    if NEGATIVE_SCALE:
-        extreme = gl.min(gl.min(gl.min(gl.min(chains, 2), 1), 2), 1)
-    else:
-        extreme = gl.max(gl.max(gl.max(gl.max(chains, 2), 1), 2), 1)
-    return gl.convert_layout(extreme, rows_of(s.type.layout))
-
-
-@gluon.jit
-def hidden(
-    s, at_key, column, seq_kv, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, NEGATIVE_SCALE: gl.constexpr
-):  # fmt: skip
-    """Scores of a block of keys with those that a mask hides, or that lie behind the last key, out of the way: times the scale, -inf."""
-    return gl.where(
-        visible(at_key, column, seq_kv, window, CAUSAL, WINDOW), s, float("inf") if NEGATIVE_SCALE else float("-inf")
-    )
-
-
-@gluon.jit
-def softmax_step(s, top, total, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, FP8: gl.constexpr):
-    """Weights of a block of scores, and what the running maximum and sums become: (p, alpha, m, l). As in flash_v2.py, but that l is kept as
-    what each of a row's four threads has added up (share_sums), and that for e4m3 both weights and l are 2^LIFT times as large."""
-    new_top = gl.maximum(top, row_extremes(s, NEGATIVE_SCALE) * scale_log2)
-    origin = new_top
-    if MASKED:
-        origin = gl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN
-    lifted = origin - LIFT if FP8 else origin
-    p = gl.exp2(s * scale_log2 - lifted[:, None])
-    alpha = gl.exp2(top - origin)
-    of_shares = gl.convert_layout(alpha, rows_of(total.type.layout))
-    return p, alpha, new_top, total * of_shares[:, None] + share_sums(p)
 
 
 @gluon.jit
@@ -220,6 +89,14 @@ def following(stage, parity, STAGES: gl.constexpr):
     else:
         stage = stage + 1
     return stage, parity
+
+
+@gluon.jit
+def v_operand(v_tiles, stage, BLOCK_KV: gl.constexpr, DV: gl.constexpr):
+    """A tile of V as (keys, channels), however it lies: in 8 bits along its keys, else along its channels."""
+    FP8: gl.constexpr = v_tiles.dtype == gl.float8e4nv
+    tile = v_tiles.index(stage)
+    return tile.reshape([DV, BLOCK_KV]).permute((1, 0)) if FP8 else tile.reshape([BLOCK_KV, DV])
 
 
 @gluon.jit
@@ -302,7 +179,7 @@ def consume(
     total = share_sums(nothing)  # l, in shares
     acc = gl.zeros([ROWS, DV], gl.float32, o_layout)  # o, unnormalised
     alpha = gl.full([ROWS], 1.0, gl.float32, s_rows)
-    p = packed(nothing) if FP8 else gl.convert_layout(nothing.to(ELEMENT), p_layout)
+    p = as_operand(nothing, p_layout, ELEMENT)
     block = end - 1
     carried = False
     while end > 0:
@@ -323,7 +200,7 @@ def consume(
                 s = hidden(s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE)
             top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
             weights, alpha, top, total = softmax_step(s, top, share_sums(nothing), bits, CAUSAL, NEGATIVE_SCALE, FP8)
-            p = packed(weights) if FP8 else gl.convert_layout(weights.to(ELEMENT), p_layout)
+            p = as_operand(weights, p_layout, ELEMENT)
             v_stage = stage
             v_parity = parity
             stage, parity = following(stage, parity, STAGES)
@@ -333,14 +210,9 @@ def consume(
         steady = told(told_tiles, turn, STEADY)
         for _ in range(block - low):
             block -= 1
-            first_key = block * BLOCK_KV
             q_tile = q_tiles.index(q_at).reshape([ROWS, D])
             k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
-            v_tile = (
-                v_tiles.index(v_stage).reshape([DV, BLOCK_KV]).permute((1, 0))
-                if FP8
-                else v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
-            )
+            v_tile = v_operand(v_tiles, v_stage, BLOCK_KV, DV)
             if OVERLAP:
                 # Scores of this block, then weights of the last one times V: the softmax of the former runs beside the latter.
                 mbarrier.wait(k_full.index(stage), parity)
@@ -355,11 +227,9 @@ def consume(
                     named_barrier(NEXT, "arrive", 256, 4)
                 s = warpgroup_mma_wait(1, deps=(s,))
                 release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                if CAUSAL:  # noqa: SIM102 - a constant for the compiler, as the second is not
-                    if (block >= diagonal) | (block < steady):
-                        s = hidden(
-                            s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE
-                        )  # fmt: skip
+                s = hidden_where_cut(
+                    s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
+                )
                 weights, alpha, top, total = softmax_step(s, top, total, bits, CAUSAL, NEGATIVE_SCALE, FP8)
                 pin(total)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
@@ -380,27 +250,21 @@ def consume(
                     named_barrier(NEXT, "arrive", 256, 4)
                 s = warpgroup_mma_wait(0, deps=(s,))
                 release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                if CAUSAL:  # noqa: SIM102 - a constant for the compiler, as the second is not
-                    if (block >= diagonal) | (block < steady):
-                        s = hidden(
-                            s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE
-                        )  # fmt: skip
+                s = hidden_where_cut(
+                    s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
+                )
                 weights, alpha, top, total = softmax_step(s, top, total, bits, CAUSAL, NEGATIVE_SCALE, FP8)
             v_stage = stage
             v_parity = parity
             stage, parity = following(stage, parity, STAGES)
-            p = packed(weights) if FP8 else gl.convert_layout(weights.to(ELEMENT), p_layout)
+            p = as_operand(weights, p_layout, ELEMENT)
             if not LATE_RESCALE:
                 acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
 
         # The last product with V. No product reads this Q any more: where the output has a place of its own, another Q may come now.
         if OUT_TILES:
             mbarrier.arrive(q_empty.index(q_at))
-        v_tile = (
-            v_tiles.index(v_stage).reshape([DV, BLOCK_KV]).permute((1, 0))
-            if FP8
-            else v_tiles.index(v_stage).reshape([BLOCK_KV, DV])
-        )
+        v_tile = v_operand(v_tiles, v_stage, BLOCK_KV, DV)
         whole, summit = total, top
         ended = turn
         turn += 1
@@ -441,7 +305,7 @@ def consume(
                 pin(total)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         if CARRY:
-            p = packed(s) if FP8 else gl.convert_layout(s.to(ELEMENT), p_layout)
+            p = as_operand(s, p_layout, ELEMENT)
         release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
         if CARRY:
             v_stage = stage

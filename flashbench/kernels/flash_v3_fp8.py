@@ -23,8 +23,9 @@ import torch
 
 from flashbench.errors import UsageError
 from flashbench.kernels import flash_v3_launches as v3
+from flashbench.kernels.flash_v3_designs import Design, box
 from flashbench.kernels.flash_v3_keys_last import GROUP, keys_last
-from flashbench.kernels.flash_v3_launches import Design, Launch
+from flashbench.kernels.flash_v3_launches import Launch
 from flashbench.kernels.inputs import check_inputs
 
 E4M3 = torch.float8_e4m3fn
@@ -95,8 +96,8 @@ def prepare(
             f"flash-v3 in e4m3 takes a head_dim that is a multiple of 16, and of 8 for V, not {head_dim}/{head_dim_v}"
         )
     v3.check_reachable({"q": q, "k": k, "v": v_keys_last})
-    design = design or DESIGNS[max(v3.box(head_dim), v3.box(head_dim_v))]
-    v_tiles = v3.describe(v_keys_last, v3.box(head_dim_v), design.block_kv)
+    design = design or DESIGNS[max(box(head_dim), box(head_dim_v))]
+    v_tiles = v3.describe(v_keys_last, box(head_dim_v), design.block_kv)
     return v3.assembled(
         q, k, v_tiles, head_dim_v, design,
         mask=mask, scale=scale, with_lse=with_lse, out_dtype=torch.bfloat16, descales=descales,

@@ -10,6 +10,9 @@ from __future__ import annotations
 from flashbench.kernels import schedule
 from flashbench.kernels.gluon_names import gl, gluon
 
+ROWS: gl.constexpr = gl.constexpr(64)
+"""Queries of a consumer: as many as one warpgroup's matrix product has."""
+
 # The same source, compiled by Gluon: a kernel of one language may not count on calling functions of the other.
 dealt = gluon.jit(schedule.dealt.fn)
 assigned = gluon.jit(schedule.assigned.fn)

@@ -1,7 +1,7 @@
 """Designs of flash-v3 against each other and their peers, in turns in one process: `python tests/gpu/compare_designs.py flash-v3 flash-v3@carry=False`.
 
 For whoever tunes the kernel: half a minute for a dozen designs, where `flashbench sweep` measures variants with care. A name is that of a
-provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_launches.Design behind an @ if it is flash-v3's:
+provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_designs.Design behind an @ if it is flash-v3's:
 `flash-v3@consumers=2+pingpong=True`. Each is compiled in a process of its own first, and its output compared with the first name's. The L2 is
 overwritten before each launch, and a spin hides the host's work; the clock is whatever the card keeps, so that only ratios of one run count.
 """
@@ -45,7 +45,8 @@ def attention(name: str, length: int, head_dim: int, mask: str) -> Attention:
     """The callable of a provider, or of a design of flash-v3, for a shape."""
     provider, _, fields = name.partition("@")
     if fields:
-        from flashbench.kernels.flash_v3_launches import design_for, flash_v3_forward, mean_keys
+        from flashbench.kernels.flash_v3_designs import design_for, mean_keys
+        from flashbench.kernels.flash_v3_launches import flash_v3_forward
 
         causal = mask != "none"
         keys = mean_keys(length, length, None, causal=causal)

@@ -78,7 +78,7 @@ def test_two_consumers_are_right_where_there_are_three(mask: str) -> None:
     "changes", [{}, {"pingpong": True}, {"named_release": True}, {"pingpong": True, "named_release": True}]
 )
 def test_rings_of_any_depth_neither_hang_nor_err(changes: dict, block_kv: int, stages: int) -> None:
-    from flashbench.kernels.flash_v3_launches import Design
+    from flashbench.kernels.flash_v3_designs import Design
 
     case = attention("stages", "4/2", "700/900", "64", batch=8, dtype="fp16", mask="causal")
     found = forward_errors(case, design=Design(block_kv=block_kv, stages=stages, **changes))

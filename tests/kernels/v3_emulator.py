@@ -308,7 +308,15 @@ def word_of(*numbers: np.ndarray) -> Array:
 
 def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str, Any]:
     """The functions of a kernel's module, and of those that it imports, as plain Python for one program."""
-    from flashbench.kernels import flash_v3_barriers, flash_v3_e4m3, flash_v3_queue, flash_v3_schedule, schedule
+    from flashbench.kernels import (
+        flash_v3_barriers,
+        flash_v3_e4m3,
+        flash_v3_producer,
+        flash_v3_queue,
+        flash_v3_schedule,
+        flash_v3_softmax,
+        schedule,
+    )
 
     this = Program()
 
@@ -329,7 +337,9 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
         "KEYS": 64, "HALF": 64, "EXCHANGE": 8,
     }  # fmt: skip
     kernel_module = importlib.import_module(f"flashbench.kernels.{kernel}")
-    for module in (schedule, flash_v3_schedule, flash_v3_barriers, flash_v3_e4m3, flash_v3_queue, kernel_module):
+    for module in (
+        schedule, flash_v3_schedule, flash_v3_barriers, flash_v3_e4m3, flash_v3_queue, flash_v3_producer, flash_v3_softmax, kernel_module,
+    ):  # fmt: skip
         for name, value in vars(module).items():
             if hasattr(value, "fn") and name not in scope and not (module is schedule and name == "visible"):
                 scope[name] = types.FunctionType(value.fn.__code__, scope, name)
