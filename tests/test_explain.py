@@ -87,6 +87,12 @@ def test_a_card_without_a_unit_for_the_dtype_is_named_and_not_invented() -> None
     assert "1,979" in text
 
 
+def test_a_v_of_8_bits_that_is_transposed_first_moves_once_more_in_each_direction() -> None:
+    found = figures("work --dtype fp8 --seq-len 8192 --head-dim 128")
+    assert found["with V transposed first"] - found["HBM traffic, flash"] == pytest.approx(2 * 8192 * 128 / 1e6)
+    assert "with V transposed first" not in figures("work --dtype bf16")
+
+
 def test_four_scores_in_blocks_of_two_leave_the_papers_running_sums_and_weights() -> None:
     found = read("softmax --scores 1,3,2,4 --block 2")
     first, second = found["steps"]

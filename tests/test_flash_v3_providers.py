@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from flashbench.errors import UsageError
+from flashbench.measure.workload import make_inputs
+from flashbench.model.tensors import tensors
+from flashbench.model.traffic import traffic
 from flashbench.providers import fa3, flash_v3
 from flashbench.providers.spec import Unsupported
 from flashbench.providers.table import PROVIDERS, get
@@ -22,7 +25,9 @@ USUAL = Problem(4, 16, 16, 4096, 4096, 128, 128, "bf16", mask="causal")
 VARIANTS = [name for name in PROVIDERS if name.startswith("flash-v3")]
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.endswith(("two-consumers", "deterministic"))])
+@pytest.mark.parametrize(
+    "name", [name for name in VARIANTS if not name.endswith(("two-consumers", "deterministic", "stored-v"))]
+)
 @pytest.mark.parametrize("mask", ["none", "causal", "window:100"])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_a_hopper_card_runs_it_and_its_variants(name: str, mask: str, head_dim: int) -> None:
@@ -38,7 +43,10 @@ def test_a_hopper_card_runs_it_and_its_variants(name: str, mask: str, head_dim: 
         ({}, dataclasses.replace(H200, triton_interpreter=True), "no TRITON_INTERPRET"),
         ({}, dataclasses.replace(H200, versions={}), "Triton is not installed"),
         ({}, dataclasses.replace(H200, versions={"triton": "3.5.1"}), "needs Triton 3.6 or later, for Gluon; this is 3.5.1"),
-        ({"dtype": "fp32"}, H200, "bf16 and fp16, not fp32"),
+        ({"dtype": "fp32"}, H200, "bf16, fp16 and fp8, not fp32"),
+        ({"dtype": "fp8", "head_dim": 72}, H200, "multiples of 16 up to 256 as head_dim of fp8 queries and keys, not 72"),
+        ({"dtype": "fp8", "head_dim_v": 100}, H200, "multiples of 8 up to 256 as head_dim, not 128/100"),
+        ({"dtype": "fp8"}, B200, "for Hopper"),
         ({"mode": "backward", "head_dim": 192, "head_dim_v": 128}, H200, "registers for dK and dV up to head_dim 128, not 192/128"),
         ({"head_dim": 20}, H200, "multiples of 8 up to 256 as head_dim, not 20/128"),
         ({"page_size": 16}, H200, "paged"),
@@ -55,6 +63,44 @@ def test_a_hopper_card_runs_its_backward_pass_in_both_variants(head_dim: int, ma
     asked = dataclasses.replace(USUAL, mask=mask, head_dim=head_dim, head_dim_v=64, heads_kv=4, seq_q=33, mode=mode)
     assert get("flash-v3").unsupported(asked, H200) is None
     assert get("flash-v3:deterministic").unsupported(asked, H200) is None
+
+
+@pytest.mark.parametrize("name", ["flash-v3", "flash-v3:stored-v"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window:100"])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 72), (256, 256)])
+def test_a_hopper_card_runs_fp8_forward(name: str, mask: str, dims: tuple[int, int]) -> None:
+    asked = dataclasses.replace(
+        USUAL, dtype="fp8", mask=mask, head_dim=dims[0], head_dim_v=dims[1], heads_kv=4, seq_q=33
+    )
+    assert get(name).unsupported(asked, H200) is None
+
+
+def test_a_variant_of_one_dtype_says_so_in_the_others() -> None:
+    fp8 = dataclasses.replace(USUAL, dtype="fp8")
+    assert "for bf16 and fp16, not fp8" in (get("flash-v3:pingpong").unsupported(fp8, H200) or "")
+    assert "for bf16 and fp16, not fp8" in (get("flash-v3:deterministic").unsupported(fp8, H200) or "")
+    assert "for fp8, not bf16" in (get("flash-v3:stored-v").unsupported(USUAL, H200) or "")
+
+
+def test_a_stored_v_is_a_variant_whose_bytes_and_summary_leave_the_transposition_out() -> None:
+    plain, stored = get("flash-v3"), get("flash-v3:stored-v")
+    fp8 = dataclasses.replace(USUAL, dtype="fp8")
+    moved = [traffic(provider.algorithm, fp8, schedule=provider.schedule).estimate for provider in (plain, stored)]
+    assert moved[0] - moved[1] == 2 * tensors(fp8).v
+    assert "not timed" in stored.summary
+
+
+def test_the_kernel_takes_v_as_it_is_or_as_it_is_stored() -> None:
+    pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="needs a Triton with Gluon")
+    fp8 = dataclasses.replace(USUAL, dtype="fp8")
+    plain, stored = (get(name).bind(fp8, CPU) for name in ("flash-v3", "flash-v3:stored-v"))
+    assert plain.store is None
+    assert stored.store is not None
+    q = torch.zeros(1, 2, 96, 64).to(torch.float8_e4m3fn)
+    with pytest.raises(UsageError, match="sm_90; this is no GPU"):
+        stored.call(q, q, q.transpose(2, 3).contiguous(), torch.ones(1, 2, 3))
+    with pytest.raises(UsageError, match="V with its keys last"):
+        stored.call(q, q, q, torch.ones(1, 2, 3))
 
 
 def test_a_variant_of_one_pass_says_so_in_the_modes_of_the_other() -> None:
@@ -129,7 +175,8 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, flags: dic
 
 
 BF16_ONLY = {
-    "FLASHATTENTION_DISABLE_FP16": True, "FLASHATTENTION_DISABLE_LOCAL": True, "FLASHATTENTION_DISABLE_BACKWARD": True
+    "FLASHATTENTION_DISABLE_FP16": True, "FLASHATTENTION_DISABLE_FP8": True, "FLASHATTENTION_DISABLE_LOCAL": True,
+    "FLASHATTENTION_DISABLE_BACKWARD": True,
 }  # fmt: skip
 FORWARD_ONLY = {"FLASHATTENTION_DISABLE_FP16": False, "FLASHATTENTION_DISABLE_BACKWARD": True}
 ECHO = "def flash_attn_func(q, k, v, **options):\n    flash_attn_func.seen = (q.shape, options)\n    return v\n"
@@ -155,7 +202,7 @@ def test_fa3_says_what_a_build_lacks_and_runs_the_rest(tmp_path: Path, monkeypat
     reasons = {
         words: get("fa3").unsupported(dataclasses.replace(USUAL, **changes), H200) or ""
         for words, changes in {
-            "no fp16": {"dtype": "fp16"}, "no sliding windows": {"mask": "window:8"}, "no backward pass": {"mode": "backward"}
+            "no fp16": {"dtype": "fp16"}, "no fp8": {"dtype": "fp8"}, "no sliding windows": {"mask": "window:8"}, "no backward pass": {"mode": "backward"}
         }.items()
     }  # fmt: skip
     assert all(f"fa3_fwd_interface has {words}" in reason for words, reason in reasons.items())
@@ -167,7 +214,8 @@ def test_fa3_says_what_a_build_lacks_and_runs_the_rest(tmp_path: Path, monkeypat
     [
         ({}, B200, "for Hopper"),
         ({}, CPU, "for Hopper"),
-        ({"dtype": "fp32"}, H200, "bf16 and fp16"),
+        ({"dtype": "fp32"}, H200, "bf16, fp16 and fp8 here, not fp32"),
+        ({"dtype": "fp8", "head_dim": 72, "head_dim_v": 72}, H200, "a multiple of 16 up to 256, not 72/72"),
         ({"head_dim_v": 64}, H200, "one head_dim for Q, K and V"),
         ({"page_size": 16}, H200, "paged"),
     ],
@@ -188,6 +236,23 @@ def test_fa3_is_called_with_its_own_axes_and_a_window_of_as_many_keys(
     assert options == {"causal": True, "softmax_scale": 128**-0.5, "window_size": (7, 0)}
     assert bound.backend is not None
     assert bound.backend(q, q, q) == "flash_attn_interface"
+
+
+def test_fa3_is_given_the_scale_of_each_head_and_v_along_its_channels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "flash_attn_interface", FORWARD_ONLY, ECHO)
+    asked = dataclasses.replace(USUAL, batch=2, heads_q=4, heads_kv=2, seq_q=40, seq_kv=50, dtype="fp8")
+    assert get("fa3").unsupported(asked, H200) is None
+    q, k, v, descales = make_inputs(asked, 0, torch.device("cpu")).arguments
+    out = get("fa3").bind(asked, H200).call(q, k, v, descales)
+    assert out.data_ptr() == v.data_ptr()
+    assert out.stride() == v.stride()
+    shape, options = sys.modules["flash_attn_interface"].flash_attn_func.seen
+    assert tuple(shape) == (2, 40, 4, 128)
+    for which, name in enumerate(("q_descale", "k_descale", "v_descale")):
+        assert torch.equal(options.pop(name), descales[:, :, which])
+    assert options == {"causal": True, "softmax_scale": 128**-0.5}
 
 
 def test_a_package_that_does_not_load_is_a_reason_and_no_traceback(

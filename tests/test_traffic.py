@@ -46,6 +46,7 @@ schedules = st.builds(
     blocks_per_sm=st.integers(1, 3),
     accumulator_bytes=st.sampled_from([2, 4]),
     two_pass_backward=st.booleans(),
+    transposes_v=st.booleans(),
     writes_lse=st.booleans(),
     expands_kv=st.booleans(),
     passes=st.sampled_from(
@@ -431,6 +432,19 @@ def test_fp8_halves_the_inputs_keeps_a_bf16_output_and_adds_scales():
     p = square(1024)
     elements = 2 * 8 * 1024 * 64
     assert compulsory_bytes(dataclasses.replace(p, dtype="fp8")) == 3 * elements + 2 * elements + 3 * 2 * 8 * 4
+
+
+def test_a_v_that_is_transposed_first_is_written_and_read_once_more_and_held_beside_the_output():
+    p, transposed = dataclasses.replace(square(1024), dtype="fp8"), Schedule(transposes_v=True)
+    v = 2 * 8 * 1024 * 64
+    plain, moved = (traffic("tiled-v2", p, schedule=s) for s in (Schedule(), transposed))
+    assert (moved.low - plain.low, moved.estimate - plain.estimate, moved.high - plain.high) == (0, 2 * v, 2 * v)
+    assert moved.written - plain.written == v
+    assert footprint("tiled-v2", p, transposed).peak - footprint("tiled-v2", p).peak == v
+    in_l2 = traffic("tiled-v2", p, l2_bytes=2 * v, sm_count=132, schedule=transposed)
+    assert in_l2.estimate == traffic("tiled-v2", p, l2_bytes=2 * v, sm_count=132).estimate
+    wide = square(1024)
+    assert traffic("tiled-v2", wide, schedule=transposed) == traffic("tiled-v2", wide)
 
 
 def test_a_product_has_no_backward_pass():

@@ -19,7 +19,7 @@ flash_v3_designs.Design:
 - LATE_RESCALE and NAMED_RELEASE are smaller: see Design. What is always there: each thread keeps the sum of its own weights (share_sums),
   values of a thread are reduced in chains beside each other (row_extremes), and a block is masked in a branch that most blocks jump over.
 
-e4m3 tensors (Q, K and V; the output is bf16) take the same way, but for what flash_v3_e4m3.py says. **That has not run on a GPU yet.**
+e4m3 tensors (Q, K and V; the output is bf16) take the same way, but for what flash_v3_e4m3.py says.
 
 The barriers cannot lock. Number the blocks of keys over all tiles of a program, 0, 1, 2, ...; all roles count alike. The producer fills Q,
 then K_j and V_j in turn, and before it fills block j it waits until every consumer has given back block j - STAGES. A consumer that waits
@@ -131,7 +131,10 @@ def ask_for_scores(
         named_barrier(MINE, "sync", 256, 4)
     q_tile = q_tiles.index(at).reshape([ROWS, D])
     k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
-    return warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True), block, stage, parity
+    s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
+    if PINGPONG:
+        named_barrier(NEXT, "arrive", 256, 4)
+    return s, block, stage, parity
 
 
 @gluon.jit
@@ -140,7 +143,7 @@ def consume(
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
     Q_PLACES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr,
     WITH_LSE: gl.constexpr, OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, CARRY: gl.constexpr, LATE_RESCALE: gl.constexpr,
-    NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
+    EARLY_WAIT: gl.constexpr, NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
 ):  # fmt: skip
     """A consumer's warpgroup: 64 queries of every tile, from the first product to the store of the output."""
     q_tiles, k_tiles, v_tiles = tiles
@@ -191,8 +194,6 @@ def consume(
                 q_tiles, k_tiles, barriers, told_tiles, nothing, turn, stage, parity, shift, True,
                 WHICH, CONSUMERS, D, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, PINGPONG, NAMED_RELEASE,
             )  # fmt: skip
-            if PINGPONG:
-                named_barrier(NEXT, "arrive", 256, 4)
             s = warpgroup_mma_wait(0, deps=(s,))
             release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
             if CAUSAL or TAIL:
@@ -219,19 +220,19 @@ def consume(
                 if PINGPONG:
                     named_barrier(MINE, "sync", 256, 4)
                 s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
+                if PINGPONG:
+                    named_barrier(NEXT, "arrive", 256, 4)
                 mbarrier.wait(v_full.index(v_stage), v_parity)
                 if LATE_RESCALE:
                     acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
                 acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
-                if PINGPONG:
-                    named_barrier(NEXT, "arrive", 256, 4)
                 s = warpgroup_mma_wait(1, deps=(s,))
                 release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
                 s = hidden_where_cut(
                     s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
                 )
                 weights, alpha, top, total = softmax_step(s, top, total, bits, CAUSAL, NEGATIVE_SCALE, FP8)
-                pin(total)
+                pin(top if EARLY_WAIT else total)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
             else:
@@ -289,8 +290,6 @@ def consume(
             acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
         acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
         if CARRY:
-            if PINGPONG:
-                named_barrier(NEXT, "arrive", 256, 4)
             s = warpgroup_mma_wait(1, deps=(s,))
             if carried:
                 release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
@@ -302,7 +301,7 @@ def consume(
                     )  # fmt: skip
                 top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
                 s, alpha, top, total = softmax_step(s, top, share_sums(nothing), bits, CAUSAL, NEGATIVE_SCALE, FP8)
-                pin(total)
+                pin(top if EARLY_WAIT else total)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         if CARRY:
             p = as_operand(s, p_layout, ELEMENT)
@@ -354,7 +353,7 @@ def flash_v3_kernel(
     BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, WITH_LSE: gl.constexpr,
     OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, CARRY: gl.constexpr,
-    LATE_RESCALE: gl.constexpr, NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
+    LATE_RESCALE: gl.constexpr, EARLY_WAIT: gl.constexpr, NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     Q_PLACES: gl.constexpr = 2 if CARRY else 1
@@ -395,8 +394,8 @@ def flash_v3_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
                 (produce, (sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count, CONSUMERS, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -404,9 +403,9 @@ def flash_v3_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
                 (produce, (sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count, CONSUMERS, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],

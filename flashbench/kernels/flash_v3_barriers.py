@@ -27,15 +27,15 @@ def named_barrier(number, WORD: gl.constexpr, THREADS: gl.constexpr, WARPS: gl.c
 
 
 @gluon.jit
-def pin(total):
-    """Keep the softmax in front of the wait that follows.
+def pin(values):
+    """Keep what gives these numbers in front of the wait that follows.
 
-    The assembler sees no reason to, and moves the wait up and the exponentials behind it, where nothing runs beside them. An instruction
-    with an effect, which a sum below -1 would trigger (there is none), it may not move; and it needs the sum, so everything summed.
+    The assembler sees no reason to, and moves the wait up, in front of the softmax, which then has no product of its own warpgroup to run
+    beside. An instruction with an effect, which the largest fp32 number would trigger (there is none), it may not move; and it needs the numbers.
     """
     gl.inline_asm_elementwise(
-        "{ .reg .pred q; setp.lt.f32 q, $1, 0fBF800000; @q bar.arrive 15, 256; } mov.b32 $0, $1;",
-        "=f,f", [total], dtype=gl.float32, is_pure=False, pack=1,
+        "{ .reg .pred q; setp.eq.f32 q, $1, 0f7F7FFFFF; @q bar.arrive 15, 256; } mov.b32 $0, $1;",
+        "=f,f", [values], dtype=gl.float32, is_pure=False, pack=1,
     )  # fmt: skip
 
 

@@ -34,6 +34,9 @@ class Design:
     """Warpgroups take turns at the matrix unit, so that one's softmax runs beside the other's products (the paper's section 3.1)."""
     late_rescale: bool = False
     """The output is rescaled while the next scores are computed, not before: what FlashAttention-3 does beyond head dimension 128."""
+    early_wait: bool = False
+    """The product with V is waited for once the row maxima are known, not after the softmax: what follows it, conversions of the weights and the
+    rescaling of the output, then runs beside exponentials. FlashAttention-3's machine code has it so, by its compiler's choice."""
     carry: bool = True
     """The first scores of a tile are under way while the one before it ends, where a second place for Q fits."""
     queue: bool = True

@@ -1,11 +1,11 @@
-"""flash-v3 on e4m3 tensors, forward: their scales, and the launch. **It has not run on a GPU yet.**
+"""flash-v3 on e4m3 tensors, forward: what they ask for, and the launch.
 
 Why. The matrix unit of Hopper multiplies 8-bit numbers twice as fast as 16-bit ones, and tiles take half the room; the exponentials are as many
 as before, so that at head dimension 128 they take as long as the products. The kernel is flash_v3.py, which sees from the tensors what they are:
 
-- e4m3 has 3 bits of mantissa and ends at 448, so tensors are scaled: `quantized` takes one factor (a descale: what one unit stands for) for each
-  batch and key/value head, as FlashAttention-3's interface has it. Those of Q and K become part of the scale of the scores, that of V multiplies
-  the output once, at the end. Weights, at most 1, are multiplied by 2^8, and summed up in fp32 before they are rounded.
+- e4m3 has 3 bits of mantissa and ends at 448, so tensors are scaled by one factor (a descale: what one unit stands for) for each batch and
+  key/value head (quantization.py). Those of Q and K become part of the scale of the scores, that of V multiplies the output once, at the end.
+  Weights, at most 1, are multiplied by 2^8, and summed up in fp32 before they are rounded.
 - V comes transposed, and with its keys in the order in which one product leaves the weights to the next: a kernel of its own writes it so once
   (flash_v3_keys_last.py). Whoever quantises V, or keeps it over many calls, may store it that way in the first place, and call `prepare`.
 
@@ -17,7 +17,7 @@ Sources: FlashAttention-3 (arXiv 2407.08608), section 3.3; Dao-AILab/flash-atten
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,41 +27,14 @@ from flashbench.kernels.flash_v3_designs import Design, box
 from flashbench.kernels.flash_v3_keys_last import GROUP, keys_last
 from flashbench.kernels.flash_v3_launches import Launch
 from flashbench.kernels.inputs import check_inputs
+from flashbench.kernels.quantization import E4M3
 
-E4M3 = torch.float8_e4m3fn
-LARGEST = torch.finfo(E4M3).max
 DESIGNS = {
     64: Design(consumers=3, stages=4),
     128: Design(stages=3, pingpong=True),
     256: Design(pingpong=True),
 }
 """By the larger padded head dimension. Not measured yet; ping-pong from 128 on is FlashAttention-3's choice for e4m3."""
-
-
-class Quantized(NamedTuple):
-    """An attention problem's tensors in e4m3."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    descales: torch.Tensor
-    """(batch, heads_kv, 3) fp32: what one unit of q, k and v stands for in the heads of each group."""
-
-
-def quantized(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Quantized:
-    """q (B, Hq, Sq, D), k and v (B, Hkv, Skv, .) in e4m3, the largest number of each batch and key/value head at 448; contiguous."""
-    (q_units, of_q), (k_units, of_k), (v_units, of_v) = (_in_units(x, k.shape[1]) for x in (q, k, v))
-    return Quantized(q_units, k_units, v_units, torch.stack([of_q, of_k, of_v], -1))
-
-
-def _in_units(x: torch.Tensor, heads_kv: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (batch, heads, seq, channels) in e4m3, and its units (batch, heads_kv)."""
-    grouped = x.float().unflatten(1, (heads_kv, -1))
-    largest = grouped.abs().amax((2, 3, 4))
-    unit = torch.where(largest > 0, largest / LARGEST, 1.0)
-    # A quotient may pass 448 by a rounding, and e4m3 has no infinity to be rounded to.
-    inside = (grouped / unit[:, :, None, None, None]).clamp(-LARGEST, LARGEST)
-    return inside.to(E4M3).reshape(x.shape).contiguous(), unit
 
 
 def prepare(
@@ -117,9 +90,16 @@ def flash_v3_fp8_forward(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale Q K^T) V for e4m3 q (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv): (B, Hq, Sq, Dv), contiguous, in bf16.
 
-    What the numbers stand for is `descales` (B, Hkv, 3) of q, k and v times as much (`quantized`). Otherwise as `flash_v3_forward`; two launches,
+    What the numbers stand for is `descales` (B, Hkv, 3) of q, k and v times as much (`quantization.quantized`). Otherwise as `flash_v3_forward`; two launches,
     the first of which is `keys_last`.
     """
     launch = prepare(q, k, keys_last(v), descales, mask=mask, scale=scale, with_lse=with_lse, design=design)
     v3.run(launch)
     return launch.out if launch.lse is None else (launch.out, launch.lse)
+
+
+def launch_figures(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, descales: torch.Tensor, **options: Any
+) -> dict[str, Any]:
+    """Tiles, switches, registers, spills and shared memory of the attention kernel that `flash_v3_fp8_forward` runs; runs it once."""
+    return v3.figures(prepare(q, k, keys_last(v), descales, **options))

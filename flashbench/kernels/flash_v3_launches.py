@@ -129,6 +129,7 @@ def assembled(
         "QUEUE": design.persistent and design.queue,
         "CARRY": carry,
         "LATE_RESCALE": design.late_rescale,
+        "EARLY_WAIT": design.early_wait,
         "NAMED_RELEASE": design.named_release,
         "OUT_TILES": out_tiles,
         "CONSUMER_REGISTERS": consumer_registers,
@@ -223,17 +224,21 @@ def run(launch: Launch) -> Any:
 
 
 def launch_figures(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> dict[str, Any]:
-    """Tiles, switches, registers, spills and shared memory of the kernel that `flash_v3_forward(q, k, v, **options)` runs; runs it once.
+    """Tiles, switches, registers, spills and shared memory of the kernel that `flash_v3_forward(q, k, v, **options)` runs; runs it once."""
+    return figures(prepare(q, k, v, **options))
+
+
+def figures(launch: Launch) -> dict[str, Any]:
+    """Tiles, switches, registers, spills and shared memory of a launch; makes it.
 
     The registers are those that a thread is launched with; consumers then take more of them, and the producer fewer (REGISTERS).
     """
-    launch = prepare(q, k, v, **options)
     compiled = run(launch)
     design = asdict(launch.design)
-    figures = {
+    tiles = {
         "block_q": launch.design.block_q,
         "num_warps": launch.design.num_warps,
         "num_stages": design.pop("stages"),
     }
     compiled_to = {"registers": compiled.n_regs, "spills": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
-    return {**figures, **design, **compiled_to}
+    return {**tiles, **design, **compiled_to}

@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 
 from flashbench.measure.reference import Reference, error_max, error_norm
+from flashbench.measure.workload import output_dtype
 from flashbench.records import Check, Problem
 
 NORM_MULTIPLE = 2.0
 MAX_MULTIPLE = 3.0
-NORM_FLOOR = {"bf16": 1e-3, "fp16": 2e-4, "fp32": 2e-6, "tf32": 2e-4}
-"""Half a unit in the last place of the output; for fp32 the 2 ulp of the GPU's exp2 as well (CUDA C++ guide, table of ex2.approx)."""
-NORM_CAP = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 1e-4, "tf32": 5e-3}
-"""Beyond this no result is right, whatever plain attention does."""
+NORM_FLOOR = {"bf16": 1e-3, "fp16": 2e-4, "fp32": 2e-6, "tf32": 2e-4, "fp8": 1e-3}
+"""Half a unit in the last place of the output (of fp8: bf16); for fp32 the 2 ulp of the GPU's exp2 as well (CUDA C++ guide, table of ex2.approx)."""
+NORM_CAP = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 1e-4, "tf32": 5e-3, "fp8": 2.0**-4}
+"""Beyond this no result is right, whatever plain attention does. In fp8 the largest rounding of a weight, whose
+mantissa has 3 bits; roundings are 2.6 % in root mean square (2^-4 / sqrt(3), over mantissas from 1 to 2), each by itself, and so is their sum
+over keys whose values are as often negative as not, whatever the number of keys."""
 SUM_ROUNDING = 2.0**-24
 """Of an fp32 sum, as a share of its terms: by as much in the mean, by four times at the most."""
-EPSILON = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "tf32": 2.0**-11}
+EPSILON = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "tf32": 2.0**-11, "fp8": 2.0**-8}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def check_results(
         value = results[name]
         if tuple(value.shape) != tuple(true.shape):
             return Outcome(None, f"{name} has shape {tuple(value.shape)}, not {tuple(true.shape)}")
-        expected = _expected_dtype(problem)
+        expected = output_dtype(problem)
         if value.dtype != expected:
             return Outcome(None, f"{name} has dtype {_short(value.dtype)}, not {_short(expected)}")
         wrong = int((~torch.isfinite(value)).sum())
@@ -95,12 +98,6 @@ def _run_to_run(first: dict[str, Tensor], second: dict[str, Tensor] | None) -> f
         return None
     # NaN differs from itself; that is the non-finite check's business.
     return max(float((first[n].float() - second[n].float()).abs().nan_to_num(0.0).max()) for n in first)
-
-
-def _expected_dtype(problem: Problem) -> torch.dtype:
-    from flashbench.measure.workload import TORCH_DTYPES
-
-    return TORCH_DTYPES[problem.dtype]
 
 
 def _short(dtype: torch.dtype) -> str:

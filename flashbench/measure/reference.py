@@ -1,6 +1,8 @@
 """The reference: plain attention in float64 on the true problem, and its gradients, computed in chunks; or one of its products alone.
 
-The same chunks in the case's own dtype give the error that plain attention itself makes, from which the tolerance is taken.
+The same chunks in the case's own dtype give the error that plain attention itself makes, from which the tolerance is taken. The true
+problem of e4m3 tensors is that of the numbers which they stand for; plain attention in e4m3 multiplies and adds up in fp32, and rounds its
+weights, as a product of e4m3 numbers asks for: times LIFT, after their sum was taken (FlashAttention-3, hopper/softmax.h).
 Gradients follow from P = softmax(S), O = PV: dV = Pᵀ dO, dP = dO Vᵀ, dS = P * (dP - rowsum(P * dP)), dQ = scale dS K,
 dK = scale dSᵀ Q (FlashAttention-2, arXiv 2307.08691, section 2.2).
 """
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashbench.measure.workload import Inputs, matmul_precision
+from flashbench.kernels.quantization import E4M3
+from flashbench.measure.workload import Inputs, matmul_precision, output_dtype
 from flashbench.model.flops import useful_flops
 from flashbench.model.masks import visible_range
 from flashbench.model.tensors import seeing_queries
@@ -27,6 +30,9 @@ SLOW_FLOAT64_FLOPS = 2e13
 GPU_CHUNK_ELEMENTS = 2**28
 """Scores of one chunk: 2 GiB in float64, of which five live at once in backward."""
 CPU_CHUNK_ELEMENTS = 2**22
+
+LIFT = 2.0**8
+"""The largest weight in e4m3, which ends at 448: small weights keep 8 bits more."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,25 @@ def make_reference(problem: Problem, inputs: Inputs, device: Device) -> Referenc
     true = compute(problem, inputs, exact)
     with matmul_precision(problem.dtype):
         own = compute(problem, inputs, inputs.q.dtype)
+    own = {name: value.to(output_dtype(problem)) for name, value in own.items()}
     norms = {name: error_norm(own[name], true[name]) for name in true}
     maxima = {name: error_max(own[name], true[name]) for name in true}
-    mean_value = float(inputs.v.abs().mean(dtype=torch.float32)) if "out" in true else 0.0
+    v = stood_for(inputs, torch.float32)[2]
+    mean_value = float(v.abs().mean(dtype=torch.float32)) if "out" in true else 0.0
     return Reference(true, norms, maxima, str(exact).removeprefix("torch."), mean_value)
+
+
+def stood_for(inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The q, k and v of the true problem: the inputs as they are, or the numbers in `dtype` that e4m3 ones stand for."""
+    if inputs.descales is None:
+        return inputs.q, inputs.k, inputs.v
+    of_q, of_k, of_v = inputs.descales.to(dtype)[:, :, None, None].unbind(-1)
+    group = inputs.q.shape[1] // inputs.k.shape[1]
+    return (
+        inputs.q.to(dtype) * of_q.repeat_interleave(group, 1),
+        inputs.k.to(dtype) * of_k,
+        inputs.v.to(dtype) * of_v,
+    )
 
 
 def error_norm(value: Tensor, true: Tensor) -> float:
@@ -124,12 +145,16 @@ def _attention(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> dict[str
     group = problem.heads_q // problem.heads_kv
     flat = problem.batch * problem.heads_kv
     scale = problem.head_dim**-0.5
+    softmax = torch.softmax
+    if dtype == E4M3:
+        dtype, softmax = torch.float32, _softmax_in_e4m3
+    q, k, v = stood_for(inputs, dtype)
 
     def per_query_head(tensor: Tensor) -> Tensor:
         return tensor.reshape(flat, group, problem.seq_q, tensor.shape[-1])
 
-    q = per_query_head(inputs.q)
-    k, v = (t.reshape(flat, problem.seq_kv, t.shape[-1]) for t in (inputs.k, inputs.v))
+    q = per_query_head(q)
+    k, v = (t.reshape(flat, problem.seq_kv, t.shape[-1]) for t in (k, v))
     grad_out = per_query_head(inputs.grad_out) if inputs.grad_out is not None else None
     zeros = {"dtype": dtype, "device": q.device}
     out = torch.zeros(flat, group, problem.seq_q, problem.head_dim_v, **zeros)
@@ -146,7 +171,7 @@ def _attention(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> dict[str
         scores = (q_c * scale) @ k_c.transpose(1, 2)
         if chunk.hidden is not None:
             scores.view(heads, group, rows, -1).masked_fill_(chunk.hidden, float("-inf"))
-        p = torch.softmax(scores, dim=-1)
+        p = softmax(scores, dim=-1)
         del scores
         out[chunk.heads, :, chunk.rows] = (p @ v_c).view(heads, group, rows, -1)
         if grad_out is not None:
@@ -163,6 +188,12 @@ def _attention(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> dict[str
         results["dk"] = dk.to(dtype).view(inputs.k.shape)
         results["dv"] = dv.to(dtype).view(inputs.v.shape)
     return results
+
+
+def _softmax_in_e4m3(scores: Tensor, dim: int) -> Tensor:
+    """The softmax of fp32 scores with each weight as e4m3 has it, beside the largest of its row."""
+    weights = (scores - scores.amax(dim, keepdim=True)).exp_().mul_(LIFT)
+    return weights.to(E4M3).to(scores.dtype) / weights.sum(dim, keepdim=True)
 
 
 def _product(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:

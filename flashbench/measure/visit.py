@@ -21,7 +21,15 @@ from flashbench.measure.reference import Reference, make_reference
 from flashbench.measure.sampling import Rule, Samples
 from flashbench.measure.telemetry import Nvml, Watch
 from flashbench.measure.timer import time_call
-from flashbench.measure.workload import Inputs, Operation, make_inputs, make_operation, matmul_precision, same_inputs
+from flashbench.measure.workload import (
+    Inputs,
+    Operation,
+    make_inputs,
+    make_operation,
+    matmul_precision,
+    output_dtype,
+    same_inputs,
+)
 from flashbench.providers.spec import Provider, Unsupported
 from flashbench.records import Case, Device, Problem, Row, State, Timing
 
@@ -190,7 +198,7 @@ def _measure(draft: _Draft, provider: Provider, session: Session) -> tuple[Row, 
 
 
 def _check(problem: Problem, reference: Reference, operation: Operation, inputs: Inputs, session: Session) -> Outcome:
-    _poison([true.numel() for true in reference.true.values()], inputs.q.dtype, session.torch_device)
+    _poison([true.numel() for true in reference.true.values()], output_dtype(problem), session.torch_device)
     results = operation.results()
     again = operation.results()
     _synchronize(session.device)

@@ -14,10 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashbench.kernels.quantization import E4M3, Quantized, quantized
 from flashbench.providers.spec import Bound
 from flashbench.records import Problem
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+"""What torch computes in. Tensors of fp8 are e4m3, made of fp32 ones."""
+
+
+def output_dtype(problem: Problem) -> torch.dtype:
+    """That of the inputs; bf16 for e4m3 ones."""
+    return TORCH_DTYPES.get(problem.dtype, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Inputs:
     grad_out: Tensor | None
     cache: PagedCache | None = None
     """Of a problem with a page_size: what its providers get, while the reference reads k and v."""
+    descales: Tensor | None = None
+    """Of an fp8 problem, (batch, heads_kv, 3) fp32: what one unit of q, k and v stands for in the heads of each group."""
     computes: str = "attention"
     """What the provider makes of them: attention, or one product alone, `scores` QKᵀ or `values` PV."""
     weights: Tensor | None = None
@@ -60,18 +69,23 @@ class Inputs:
             return self.q, self.k
         if self.weights is not None:
             return self.weights, self.v
+        if self.descales is not None:
+            return self.q, self.k, self.v, self.descales
         if self.cache is None:
             return self.q, self.k, self.v
         return self.q, self.cache.k, self.cache.v, self.cache.page_table, self.cache.lengths
 
 
 def make_inputs(problem: Problem, seed: int, device: torch.device, computes: str = "attention") -> Inputs:
-    """Fresh standard-normal inputs, a function of the problem and the seed only; and weights for a provider that computes `values`."""
+    """Fresh standard-normal inputs, a function of the problem and the seed only; and weights for a provider that computes `values`.
+
+    Those of fp8 are quantised, and stand for such numbers times a power of two (`_in_e4m3`).
+    """
     # The mode and the mask do not enter: forward and backward, causal and not, see the same q, k and v.
     shape = f"{problem.batch} {problem.heads_q} {problem.heads_kv} {problem.seq_q} {problem.seq_kv} {problem.head_dim} {problem.head_dim_v}"
     generator = torch.Generator(device=device)
     generator.manual_seed(zlib.crc32(shape.encode()) ^ seed)
-    dtype = TORCH_DTYPES[problem.dtype]
+    dtype = TORCH_DTYPES.get(problem.dtype, torch.float32)
 
     def normal(heads: int, seq: int, dim: int) -> Tensor:
         return torch.randn(problem.batch, heads, seq, dim, generator=generator, device=device).to(dtype)
@@ -86,7 +100,19 @@ def make_inputs(problem: Problem, seed: int, device: torch.device, computes: str
     if computes == "values":
         shape_p = (problem.batch, problem.heads_q, problem.seq_q, problem.seq_kv)
         weights = torch.rand(shape_p, generator=generator, device=device).to(dtype)
-    return Inputs(q, k, v, grad_out, cache, computes, weights)
+    descales = None
+    if problem.dtype == "fp8":
+        q, k, v, descales = _in_e4m3(q, k, v)
+    return Inputs(q, k, v, grad_out, cache, descales, computes, weights)
+
+
+def _in_e4m3(q: Tensor, k: Tensor, v: Tensor) -> Quantized:
+    """Quantised tensors whose units stand for 1/2, 1 or 2 times as much from head to head, so that a kernel which takes another head's is
+    found out; those of q for as much more as those of k for less, so that scores are what they were."""
+    units = quantized(q, k, v)
+    batch, heads = (torch.arange(n, device=q.device) for n in units.descales.shape[:2])
+    factor = torch.exp2((batch[:, None] + heads) % 3 - 1.0)
+    return units._replace(descales=units.descales * torch.stack([factor, 1 / factor, factor], -1))
 
 
 def _in_pages(k: Tensor, v: Tensor, page_size: int, generator: torch.Generator) -> PagedCache:
@@ -113,7 +139,8 @@ def same_inputs(problem: Problem, seed: int, inputs: Inputs) -> bool:
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:
-    return [t for t in (inputs.k, inputs.v, *inputs.arguments, inputs.grad_out) if t is not None]
+    found = [t for t in (inputs.k, inputs.v, *inputs.arguments, inputs.grad_out) if t is not None]
+    return [t.view(torch.uint8) if t.dtype == E4M3 else t for t in found]  # not every torch compares e4m3
 
 
 @dataclass(frozen=True)
@@ -128,10 +155,11 @@ class Operation:
 def make_operation(problem: Problem, bound: Bound, inputs: Inputs) -> Operation:
     """The timed call of a mode. Backward runs through `torch.autograd.grad`, so that no gradient is accumulated into a leaf."""
     if inputs.grad_out is None:
+        arguments = inputs.arguments if bound.store is None else bound.store(*inputs.arguments)
 
         def forward() -> Tensor:
             with torch.no_grad():
-                return bound.call(*inputs.arguments)
+                return bound.call(*arguments)
 
         return Operation(forward, lambda: {"out": forward()})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flashbench.model.masks import visible_tiles
 from flashbench.model.materialised import scaled_bytes
 from flashbench.model.schedule import Schedule
-from flashbench.model.tensors import LSE_BYTES, tensors
+from flashbench.model.tensors import LSE_BYTES, tensors, transposed_bytes
 from flashbench.records import Device, Problem
 
 
@@ -100,7 +100,7 @@ def _materialised(p: Problem, s: Schedule) -> _Phases:
 def _tiled(algorithm: str, p: Problem, s: Schedule) -> _Phases:
     t = tensors(p, s)
     statistics = t.rows * LSE_BYTES
-    copies = t.group * (t.k + t.v) if s.expands_kv and t.group > 1 else 0
+    copies = (t.group * (t.k + t.v) if s.expands_kv and t.group > 1 else 0) + transposed_bytes(p, s)
     kept_rows = statistics if s.writes_lse else 0
     if algorithm == "tiled-v1":
         size = s.accumulator_bytes

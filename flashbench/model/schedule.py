@@ -74,6 +74,8 @@ class Schedule:
     """Whether a tiled forward pass writes its row statistics (fp32, one a query)."""
     expands_kv: bool = False
     """Whether K and V are first repeated to the number of query heads."""
+    transposes_v: bool = False
+    """Whether V in fp8 is first written again along its keys, as Hopper's matrix unit reads 8-bit numbers."""
     passes: tuple[str, ...] = ()
     """Extra passes over the scores, of PASSES."""
     scaled_copies: tuple[str, ...] = ()

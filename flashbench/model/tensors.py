@@ -73,6 +73,11 @@ def tensors(problem: Problem, schedule: Schedule | None = None) -> Tensors:
     )
 
 
+def transposed_bytes(problem: Problem, schedule: Schedule) -> int:
+    """Bytes of the V that an fp8 problem is given a second time, along its keys; 0 where `schedule` does not."""
+    return tensors(problem).v if schedule.transposes_v and problem.dtype == "fp8" else 0
+
+
 def seen_keys(problem: Problem) -> int:
     """Keys that some query sees: all but those before the first query's window."""
     p = problem

@@ -13,7 +13,7 @@ from flashbench.model.interval import Cache, Traffic, lengths, streamed
 from flashbench.model.l2 import L2, Block, Stream, chunk_rows, heads_to_replay, replay, stream_key
 from flashbench.model.masks import key_blocks, query_blocks
 from flashbench.model.schedule import Schedule
-from flashbench.model.tensors import LSE_BYTES, compulsory_bytes, seeing_queries, seen_keys, tensors
+from flashbench.model.tensors import LSE_BYTES, compulsory_bytes, seeing_queries, seen_keys, tensors, transposed_bytes
 from flashbench.records import Problem
 
 STATISTICS_BYTES = 8
@@ -24,14 +24,19 @@ def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traff
     """FlashAttention-2 forward: a block holds its queries and runs over the keys; Q read once, O written once.
 
     K and V are read again where a replay of the launch finds them gone from the L2 (model/l2.py); on a device that is not described,
-    by each *wave* of blocks, those of a wave being in step. (Dao 2023, algorithm 1.)
+    by each *wave* of blocks, those of a wave being in step. (Dao 2023, algorithm 1.) A V that is transposed is written once more and
+    read once more, but for what the second kernel finds in the L2.
     """
     p, t = problem, tensors(problem)
     lse = t.rows * LSE_BYTES * schedule.writes_lse
     once = compulsory_bytes(p, "forward")
     own = schedule.block_q * (t.q_row + t.o_row)
     again, most = _keys_again(p, cache, schedule, schedule.blocks_per_sm, own)
-    return Traffic(once, round(once + lse + again), once + lse + most, t.o + lse)
+    copy = transposed_bytes(p, schedule)
+    copied = copy * cache.handed_over(copy)
+    return Traffic(
+        once, round(once + lse + again + 2 * copied), once + lse + most + 2 * copy, round(t.o + lse + copied)
+    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -52,6 +52,7 @@ def head(seq_len: int, head_dim: int, dtype: str) -> Problem:
 def work(p: Problem) -> list[Figure]:
     """Work, traffic and intensity of one head, materialised and tiled, forward and backward."""
     plain, flash = traffic("materialised", p), traffic("tiled-v2", p)
+    transposed = traffic("tiled-v2", p, schedule=Schedule(transposes_v=True))
     products, softmax = forward_flops(p), softmax_ops(p)
     n, d, s = "N", "d", "s"
     dims = sorted({64, 128, p.head_dim})
@@ -64,6 +65,11 @@ def work(p: Problem) -> list[Figure]:
         Figure("with the softmax", (products + softmax) / 1e9, "GFLOP", f"4{n}²{d} + 5{n}²"),
         Figure("HBM traffic, materialised", plain.estimate / 1e6, "MB", "write S, read S, write P, read P; Q, K, V, O"),
         Figure("HBM traffic, flash", flash.estimate / 1e6, "MB", "Q, K, V, O and one log-sum-exp a row"),
+        *(
+            [Figure("with V transposed first", transposed.estimate / 1e6, "MB", "and V written and read once more")]
+            if p.dtype == "fp8"
+            else []
+        ),
         Figure("N x N traffic, flash", 0, "MB", "no score reaches HBM"),
         Figure(
             "intensity, materialised", _intensity(products + softmax, plain.estimate), "FLOP/byte", "with the softmax"

@@ -1,7 +1,7 @@
 """FlashAttention-3's own kernels (Dao-AILab/flash-attention, hopper/), from whichever package of them is installed; none is required.
 
-    pip install --no-deps fa3-fwd          27 MB, CUDA 13: bf16, forward
-    pip install --no-deps tokenspeed-fa3   63 MB, CUDA 13: bf16 and fp16, sliding windows, forward
+    pip install --no-deps fa3-fwd          27 MB, CUDA 13: bf16 and fp8, forward
+    pip install --no-deps tokenspeed-fa3   63 MB, CUDA 13: bf16, fp16 and fp8, sliding windows, forward
 
 The packages differ in what their kernels were built for, and each says so in a module of flags, which is read without importing torch.
 """
@@ -19,7 +19,9 @@ from flashbench.records import Device, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-INSTALL = "`pip install --no-deps fa3-fwd` (bf16) or `pip install --no-deps tokenspeed-fa3` (also fp16 and windows)"
+INSTALL = (
+    "`pip install --no-deps fa3-fwd` (bf16 and fp8) or `pip install --no-deps tokenspeed-fa3` (also fp16 and windows)"
+)
 
 
 class Build(NamedTuple):
@@ -32,6 +34,7 @@ class Build(NamedTuple):
 # The first name is that of the project itself and of tokenspeed-fa3, which leave less out.
 MODULES = (("flash_attn_interface", "flash_attn_config"), ("fa3_fwd_interface", "fa3_fwd_config"))
 DISABLED = "FLASHATTENTION_DISABLE_"
+DESCALES = ("q_descale", "k_descale", "v_descale")
 
 
 def builds() -> tuple[Build, ...]:
@@ -49,6 +52,7 @@ def lacking(problem: Problem, build: Build) -> str | None:
     """What a build lacks for a problem, in words, or None."""
     needs = {
         "FP16": ("no fp16", problem.dtype == "fp16"),
+        "FP8": ("no fp8", problem.dtype == "fp8"),
         "LOCAL": ("no sliding windows", problem.window is not None),
         "BACKWARD": ("no backward pass", problem.mode in ("backward", "forward_backward")),
     }
@@ -56,14 +60,15 @@ def lacking(problem: Problem, build: Build) -> str | None:
 
 
 def _reason(problem: Problem, device: Device) -> str | None:
-    reason = no_kernel_for_dtype(problem, device)
+    reason = no_kernel_for_dtype(problem, device, fp8=True)
     if reason:
         return reason
-    if problem.dtype not in ("bf16", "fp16"):
-        return f"FlashAttention-3 takes bf16 and fp16 here, not {problem.dtype}"
-    if problem.head_dim != problem.head_dim_v or problem.head_dim % 8 or problem.head_dim > 256:
+    if problem.dtype not in ("bf16", "fp16", "fp8"):
+        return f"FlashAttention-3 takes bf16, fp16 and fp8 here, not {problem.dtype}"
+    step = 16 if problem.dtype == "fp8" else 8
+    if problem.head_dim != problem.head_dim_v or problem.head_dim % step or problem.head_dim > 256:
         dims = f"{problem.head_dim}/{problem.head_dim_v}"
-        return f"FlashAttention-3 takes one head_dim for Q, K and V, a multiple of 8 up to 256, not {dims}"
+        return f"FlashAttention-3 takes one head_dim for Q, K and V, a multiple of {step} up to 256, not {dims}"
     if device.capability != (9, 0):
         return "FlashAttention-3 is written for Hopper, sm_90"
     installed = builds()
@@ -99,9 +104,11 @@ def bind(problem: Problem, device: Device) -> Bound:
     if problem.window is not None:
         options["window_size"] = (problem.window - 1, 0)  # keys before a query's own, and behind it
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # Its axes are (batch, position, head, channel); views will do. Masks are aligned bottom-right, as here.
-        result = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
+    def call(q: Tensor, k: Tensor, v: Tensor, descales: Tensor | None = None) -> Tensor:
+        # Its axes are (batch, position, head, channel); views will do. Masks are aligned bottom-right, as here. An e4m3 V lies along its
+        # channels, as the others do, and its kernel transposes tiles of it.
+        given = {} if descales is None else dict(zip(DESCALES, descales.unbind(-1), strict=True))
+        result = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options, **given)
         out: Tensor = result[0] if isinstance(result, tuple) else result  # older versions return the log-sum-exp too
         return out.transpose(1, 2)
 

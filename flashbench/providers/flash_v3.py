@@ -36,6 +36,10 @@ BACKWARD_SUMMARIES = {
     "deterministic": "flash-v3 whose dQ comes from flash-v2's kernel: gradients with the same bits at every call",
 }
 """Variants of the backward pass."""
+FP8_SUMMARIES = {
+    "stored-v": "flash-v3 in fp8 whose V was stored transposed beforehand, which is not timed; flash-v3 transposes it in every call",
+}
+"""Variants in fp8."""
 
 
 def triton_version(device: Device) -> tuple[int, ...] | None:
@@ -45,7 +49,7 @@ def triton_version(device: Device) -> tuple[int, ...] | None:
 
 
 def _reason(problem: Problem, device: Device, variant: str = "") -> str | None:
-    return no_kernel_for_dtype(problem, device) or _no_hopper(device) or _no_tiles(problem, variant)
+    return no_kernel_for_dtype(problem, device, fp8=True) or _no_hopper(device) or _no_tiles(problem, variant)
 
 
 def _no_hopper(device: Device) -> str | None:
@@ -63,14 +67,19 @@ def _no_hopper(device: Device) -> str | None:
 
 
 def _no_tiles(problem: Problem, variant: str) -> str | None:
-    if problem.dtype not in ("bf16", "fp16"):
-        return f"flash-v3 takes bf16 and fp16, not {problem.dtype}"
+    if problem.dtype not in ("bf16", "fp16", "fp8"):
+        return f"flash-v3 takes bf16, fp16 and fp8, not {problem.dtype}"
+    fp8 = problem.dtype == "fp8"
+    if variant and fp8 != (variant in FP8_SUMMARIES):
+        return f"flash-v3:{variant} is a variant for {'bf16 and fp16' if fp8 else 'fp8'}, not {problem.dtype}"
     backward = problem.mode in BACKWARD_MODES
     if backward and variant in SUMMARIES:
         return f"flash-v3:{variant} differs from flash-v3 in its forward pass only; its backward pass is flash-v3's"
     if not backward and variant in BACKWARD_SUMMARIES:
         return f"flash-v3:{variant} differs from flash-v3 in its backward pass only; its forward pass is flash-v3's"
     dims = (problem.head_dim, problem.head_dim_v)
+    if fp8 and dims[0] % 16:
+        return f"flash-v3 takes multiples of 16 up to 256 as head_dim of fp8 queries and keys, not {dims[0]}"
     if any(d % 8 or d > 256 for d in dims):
         return f"flash-v3 takes multiples of 8 up to 256 as head_dim, not {dims[0]}/{dims[1]}"
     if backward and max(dims) > MAX_BACKWARD_HEAD_DIM:
@@ -90,6 +99,7 @@ def _tiles(variant: str) -> Schedule:
         block_kv=128,
         longest_first=variant not in ("bare", "overlap", "persistent"),
         two_pass_backward=variant == "deterministic",
+        transposes_v=variant != "stored-v",
     )
 
 
@@ -103,7 +113,7 @@ PROVIDERS = (
             f"flash-v3:{variant}", "flash", "tiled-v2", summary, partial(_reason, variant=variant),
             "flashbench.providers.flash_v3:bind", _tiles(variant), source=variant,
         )
-        for variant, summary in (SUMMARIES | BACKWARD_SUMMARIES).items()
+        for variant, summary in (SUMMARIES | BACKWARD_SUMMARIES | FP8_SUMMARIES).items()
     ),
 )  # fmt: skip
 
@@ -115,6 +125,8 @@ def bind(problem: Problem, _device: Device, variant: str = "") -> Bound:
     missing = gluon_names.missing()
     if missing:
         raise Unsupported(missing)
+    if problem.dtype == "fp8":
+        return _bind_fp8(problem, stored=variant == "stored-v")
     if problem.mode in BACKWARD_MODES:
         return _bind_backward(problem, variant)
     from flashbench.kernels.flash_v3_launches import flash_v3_forward, launch_figures
@@ -129,6 +141,27 @@ def bind(problem: Problem, _device: Device, variant: str = "") -> Bound:
         return launch_figures(q, k, v, **options)
 
     return Bound(call, launch=launch)
+
+
+def _bind_fp8(problem: Problem, *, stored: bool) -> Bound:
+    """V is transposed in every call, as FlashAttention-3's kernel does it in every tile, or once if it is `stored` so."""
+    from flashbench.kernels.flash_v3_fp8 import flash_v3_fp8_forward, launch_figures, prepare
+    from flashbench.kernels.flash_v3_keys_last import keys_last
+    from flashbench.kernels.flash_v3_launches import run
+
+    launch = partial(launch_figures, mask=problem.mask)
+    if not stored:
+        return Bound(partial(flash_v3_fp8_forward, mask=problem.mask), launch=launch)
+
+    def store(q: Tensor, k: Tensor, v: Tensor, descales: Tensor) -> tuple[Tensor, ...]:
+        return q, k, keys_last(v), descales
+
+    def call(q: Tensor, k: Tensor, v_keys_last: Tensor, descales: Tensor) -> Tensor:
+        attention = prepare(q, k, v_keys_last, descales, mask=problem.mask)
+        run(attention)
+        return attention.out
+
+    return Bound(call, launch=launch, store=store)
 
 
 def _bind_backward(problem: Problem, variant: str) -> Bound:

@@ -45,6 +45,8 @@ def get(name: str) -> Provider:
             return "only a forward pass can be slowed: its extra work is no part of the graph"
         if provider.computes != "attention":
             return "only attention can be slowed, not a matrix product alone"
+        if problem.dtype == "fp8":
+            return "fp8 inputs are not cut into parts, so that nothing is computed a second time"
         if problem.page_size is not None:
             return "a paged cache is not cut into parts, so that nothing is computed a second time"
         if not (0 < queries <= problem.seq_q and 0 < keys <= problem.seq_kv):

@@ -31,6 +31,9 @@ class Bound:
 
     Of a problem with a page_size it takes q, k (pages, heads_kv, page_size, head_dim), v (pages, heads_kv, page_size, head_dim_v), the
     page table (batch, pages of a sequence) and the length of each sequence (batch,), both int32.
+
+    Of an fp8 problem it takes q, k and v in e4m3 and the descales, contiguous fp32 (batch, heads_kv, 3): what one unit of q, k and v
+    stands for in the heads of each group. It returns bf16.
     """
 
     call: Callable[..., Tensor]
@@ -38,6 +41,8 @@ class Bound:
     """Names the implementation that these inputs really get, where the library chooses."""
     launch: Callable[..., dict[str, Any]] | None = None
     """Block shape, warps, registers, spills and shared memory of the kernel for these inputs: the project's own kernels tell."""
+    store: Callable[..., tuple[Tensor, ...]] | None = None
+    """The inputs as this provider wants them stored, made once and not timed: `call` takes what it returns in their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +76,26 @@ class Provider:
         return bound
 
 
-def no_kernel_for_dtype(problem: Problem, device: Device) -> str | None:
-    """Reasons that hold for every implementation that works on ordinary PyTorch tensors."""
+def no_kernel_for_dtype(problem: Problem, device: Device, *, fp8: bool = False) -> str | None:
+    """Reasons that hold for every implementation that works on ordinary PyTorch tensors, and on e4m3 ones where it takes `fp8`."""
     if problem.page_size is not None:
         return "a paged cache is not supported by this provider"
-    if problem.dtype == "fp8":
+    if problem.dtype == "fp8" and not fp8:
         return "fp8 is not supported by this provider"
+    if reason := no_mode_in_fp8(problem):
+        return reason
     if device.kind == "cpu" and problem.dtype == "tf32":
         return "tf32 products exist on GPUs only"
     capability = device.capability
     if capability is not None and problem.dtype in ("bf16", "tf32") and capability < (8, 0):
         return f"{problem.dtype} needs sm_80 or newer; this GPU is sm_{capability[0]}{capability[1]}"
+    return None
+
+
+def no_mode_in_fp8(problem: Problem) -> str | None:
+    """The reason that holds for whoever takes fp8."""
+    if problem.dtype == "fp8" and problem.mode != "forward":
+        return f"fp8 is measured in mode forward only, not {problem.mode}"
     return None
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flashbench.errors import UsageError, nearest
 from flashbench.model.flops import PRODUCTS
 from flashbench.model.traffic import ALGORITHMS
-from flashbench.providers.spec import Bound, Provider, Unsupported, no_product
+from flashbench.providers.spec import Bound, Provider, Unsupported, no_mode_in_fp8, no_product
 from flashbench.records import Device, Problem
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ def attention(q, k, v, *, mask, window, scale):
     With "window" a query sees the last `window` keys, its own included; otherwise window is None. Return
     (batch, heads_q, seq_q, head_dim_v) in the inputs' dtype. For `mode: backward` it must work under autograd
     (torch.autograd.Function for a backward kernel of your own).
+
+    With dtype fp8 q, k and v are torch.float8_e4m3fn, and a fourth argument follows them: descales (batch, heads_kv, 3), fp32, what
+    one unit of each stands for. Return bf16.
     """
     group = q.shape[1] // k.shape[1]
     scores = (q * scale) @ k.repeat_interleave(group, dim=1).transpose(-1, -2)
@@ -99,8 +102,10 @@ def entry_points() -> dict[str, Provider]:
     }
 
 
-def _no_pages(problem: Problem, _device: Device) -> str | None:
-    return None if problem.page_size is None else "a function of one's own is given contiguous K and V, no paged cache"
+def _no_inputs(problem: Problem, _device: Device) -> str | None:
+    if problem.page_size is not None:
+        return "a function of one's own is given contiguous K and V, no paged cache"
+    return no_mode_in_fp8(problem)
 
 
 def _provider(name: str, source: str, algorithm: str = DEFAULT_ALGORITHM) -> Provider:
@@ -109,7 +114,7 @@ def _provider(name: str, source: str, algorithm: str = DEFAULT_ALGORITHM) -> Pro
         family="user",
         algorithm=algorithm,
         summary=f"a kernel from {source}",
-        unsupported=no_product if algorithm in PRODUCTS else _no_pages,
+        unsupported=no_product if algorithm in PRODUCTS else _no_inputs,
         loader="flashbench.providers.user:bind",
         source=source,
     )

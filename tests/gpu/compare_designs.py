@@ -3,7 +3,7 @@
 For whoever tunes the kernel: half a minute for a dozen designs, where `flashbench sweep` measures variants with care. A name is that of a
 provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_designs.Design behind an @ if it is flash-v3's:
 `flash-v3@consumers=2+pingpong=True`. Each is compiled in a process of its own first, and its output compared with the first name's. The L2 is
-overwritten before each launch, and a spin hides the host's work; the clock is whatever the card keeps, so that only ratios of one run count.
+overwritten before each launch, and a spin hides the host's work; pauses keep the clock up, as the isolated regime of `flashbench sweep` does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import multiprocessing
 import random
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lengths", default="512,1024,4096,16384")
     parser.add_argument("--masks", default="none,causal")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--idle", type=float, default=3.0, help="pause after each launch, in lengths of it; 0: at the power limit"
+    )
     parser.add_argument("--processes", type=int, default=12)
     return parser.parse_args()
 
@@ -84,12 +88,12 @@ def compiled(case: tuple[str, int, int, str]) -> str | None:
     return None
 
 
-def median_ms(calls: dict[str, Attention], qkv: list[Any], rounds: int) -> dict[str, float]:
+def median_ms(calls: dict[str, Attention], qkv: list[Any], rounds: int, idle: float) -> dict[str, float]:
     """Median time of each, all taken in turns in an order of chance."""
     import torch
 
     flush = torch.empty(L2_BYTES, dtype=torch.int8, device="cuda")
-    events: dict[str, list[Any]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), len(calls)):
             flush.zero_()
@@ -98,9 +102,10 @@ def median_ms(calls: dict[str, Attention], qkv: list[Any], rounds: int) -> dict[
             start.record()
             calls[name](*qkv)
             end.record()
-            events[name].append((start, end))
-    torch.cuda.synchronize()
-    return {name: statistics.median(start.elapsed_time(end) for start, end in pairs) for name, pairs in events.items()}
+            end.synchronize()
+            times[name].append(start.elapsed_time(end))
+            time.sleep(idle * times[name][-1] / 1e3)
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def main() -> None:
@@ -119,7 +124,7 @@ def main() -> None:
         fault = {name: faults[name, length, head_dim, mask] for name in names}
         calls = {name: attention(name, length, head_dim, mask) for name in names if fault[name] is None}
         outputs = {name: call(*qkv).float() for name, call in calls.items()}
-        times = median_ms(calls, qkv, asked.rounds)
+        times = median_ms(calls, qkv, asked.rounds, asked.idle)
         pairs = length * (length + 1) / 2 if mask == "causal" else length**2
         flops = 4 * TOKENS // length * HIDDEN * pairs
         words = []

@@ -37,7 +37,7 @@ def attended(problem: InE4M3, mask: str, scale: float | None, **choice: object) 
 
 
 def in_e4m3(case: AttentionProblem, seed: int = 0) -> InE4M3:
-    from flashbench.kernels.flash_v3_fp8 import quantized
+    from flashbench.kernels.quantization import quantized
 
     *units, descales = quantized(*inputs(case.but(dtype="bf16"), "cuda", seed))
     return with_descales(*units, descales)
@@ -120,11 +120,33 @@ def test_v_with_its_keys_last_is_the_same_bytes_elsewhere(shape: tuple[int, ...]
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["flash-v3", "flash-v3:stored-v", "fa3"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_a_sweep_finds_the_providers_right(name: str, mask: str, dim: int) -> None:
+    from flashbench.measure.device import describe
+    from flashbench.measure.sampling import Rule
+    from flashbench.measure.telemetry import Nvml
+    from flashbench.measure.visit import Session, Settings, visit
+    from flashbench.providers.table import get
+    from flashbench.records import Case, Problem
+
+    problem, device = Problem(2, 8, 4, 1000, 1500, dim, dim, "fp8", mask=mask), describe("cuda")
+    reason = get(name).unsupported(problem, device)
+    if reason:
+        pytest.skip(reason)
+    session = Session(device, Settings(Rule(), check_only=True), Nvml(None, "not asked for"))
+    row, _ = visit(Case(name, problem), get(name), 0, session)
+    assert (row.status, row.reason) == ("checked", None)
+    assert name == "fa3" or {"block_q", "block_kv", "registers", "spills", "shared_bytes"} <= row.launch.keys()
+
+
 @pytest.mark.parametrize("dim", [128, 256])
 def test_the_error_on_outliers_is_at_most_twice_that_of_flashattention_3(dim: int) -> None:
     """2.4e-2 with a scale a tensor (arXiv 2407.08608, table 3); bf16 beside it is at least five times as near."""
-    from flashbench.kernels.flash_v3_fp8 import flash_v3_fp8_forward, quantized
+    from flashbench.kernels.flash_v3_fp8 import flash_v3_fp8_forward
     from flashbench.kernels.flash_v3_launches import flash_v3_forward
+    from flashbench.kernels.quantization import quantized
 
     torch.manual_seed(0)
     q, k, v = (outliers(1, 4, 4096, dim, device="cuda") for _ in range(3))

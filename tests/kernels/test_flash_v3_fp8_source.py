@@ -92,7 +92,7 @@ def test_keys_in_their_own_order_are_found_out() -> None:
 
 @pytest.mark.parametrize("scale", [0.125, 0.0])
 def test_other_weights_are_rounded_and_their_sum_is_not(scale: float) -> None:
-    from flashbench.kernels.flash_v3_fp8 import quantized
+    from flashbench.kernels.quantization import quantized
 
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, heads, 300, 64) for heads in (4, 2, 2))
@@ -114,7 +114,7 @@ def test_the_least_units_do_not_make_a_hidden_score_no_number() -> None:
 
 @pytest.mark.parametrize("magnitude", [1e-6, 1.0, 1e4])
 def test_quantised_tensors_reach_448_in_every_head_and_stand_for_what_they_were(magnitude: float) -> None:
-    from flashbench.kernels.flash_v3_fp8 import quantized
+    from flashbench.kernels.quantization import quantized
 
     torch.manual_seed(0)
     tensors = [torch.randn(2, heads, 50, 32) * magnitude for heads in (6, 2, 2)]
@@ -136,7 +136,7 @@ def test_quantised_tensors_reach_448_in_every_head_and_stand_for_what_they_were(
 @pytest.mark.parametrize(("draw", "most"), [(torch.randn, 4e-3), (outliers, 2 * 2.4e-2)])
 def test_the_error_of_8_bits_is_that_of_flashattention_3s(draw: Callable[..., torch.Tensor], most: float) -> None:
     # FlashAttention-3, table 3: 2.4e-2 with a scale a tensor, for entries of which one in a thousand is ten times as large.
-    from flashbench.kernels.flash_v3_fp8 import quantized
+    from flashbench.kernels.quantization import quantized
 
     torch.manual_seed(0)
     q, k, v = (draw(1, 1, 1024, 128) for _ in range(3))
@@ -148,7 +148,7 @@ def test_the_error_of_8_bits_is_that_of_flashattention_3s(draw: Callable[..., to
 
 
 def test_a_head_of_zeros_stays_zeros() -> None:
-    from flashbench.kernels.flash_v3_fp8 import quantized
+    from flashbench.kernels.quantization import quantized
 
     q, k, v, descales = quantized(*(torch.zeros(1, 1, 4, 16) for _ in range(3)))
     assert (descales == 1).all()

@@ -31,6 +31,7 @@ designs = st.fixed_dictionaries(
         "QUEUE": st.booleans(),
         "CARRY": st.booleans(),
         "LATE_RESCALE": st.booleans(),
+        "EARLY_WAIT": st.booleans(),
         "NAMED_RELEASE": st.booleans(),
     }
 )

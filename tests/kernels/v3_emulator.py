@@ -380,7 +380,7 @@ def attend(
             CONSUMERS=consumers, D=d, DV=d, BLOCK_KV=block_kv, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
             TAIL=mask == "none" and seq_kv % block_kv != 0, NEGATIVE_SCALE=scale < 0, WITH_LSE=True, OUT_TILES=out_tiles,
             CONSUMER_REGISTERS=0, PRODUCER_REGISTERS=0,
-            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "QUEUE": False, "CARRY": False, "LATE_RESCALE": False, "NAMED_RELEASE": False, **switches},
+            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "QUEUE": False, "CARRY": False, "LATE_RESCALE": False, "EARLY_WAIT": False, "NAMED_RELEASE": False, **switches},
         )  # fmt: skip
     assert queue[0] == 0, "the queue is not as it was"
     return out, lse.reshape(batch, heads_q, seq_q)
