@@ -16,7 +16,7 @@ flash_v3_designs.Design:
 - LONGEST_FIRST and QUEUE. Causal tiles differ in length, so they start with the longest (schedule.py), and a program draws its next one when it
   is about to need it (flash_v3_queue.py). The producer does so, and tells the consumers what there is to do.
 - CARRY. The first scores of a tile are asked for beside the last product of the tile before it: OVERLAP across the tiles of a program.
-- LATE_RESCALE and NAMED_RELEASE are smaller: see Design. What is always there: each thread keeps the sum of its own weights (share_sums),
+- LAZY_RESCALE and NAMED_RELEASE are smaller: see Design. What is always there: each thread keeps the sum of its own weights (share_sums),
   values of a thread are reduced in chains beside each other (row_extremes), and a block is masked in a branch that most blocks jump over.
 
 e4m3 tensors (Q, K and V; the output is bf16) take the same way, but for what flash_v3_e4m3.py says.
@@ -63,7 +63,15 @@ from flashbench.kernels.flash_v3_queue import (
     told,
 )
 from flashbench.kernels.flash_v3_schedule import ROWS
-from flashbench.kernels.flash_v3_softmax import as_operand, hidden, hidden_where_cut, share_sums, softmax_step
+from flashbench.kernels.flash_v3_softmax import (
+    as_operand,
+    hidden,
+    hidden_where_cut,
+    maxima,
+    rescaled,
+    share_sums,
+    weights_of,
+)
 from flashbench.kernels.gluon_names import (
     fence_async_shared,
     gl,
@@ -131,10 +139,7 @@ def ask_for_scores(
         named_barrier(MINE, "sync", 256, 4)
     q_tile = q_tiles.index(at).reshape([ROWS, D])
     k_tile = k_tiles.index(stage).reshape([BLOCK_KV, D]).permute((1, 0))
-    s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
-    if PINGPONG:
-        named_barrier(NEXT, "arrive", 256, 4)
-    return s, block, stage, parity
+    return warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True), block, stage, parity
 
 
 @gluon.jit
@@ -142,7 +147,7 @@ def consume(
     o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales,
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
     Q_PLACES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr,
-    WITH_LSE: gl.constexpr, OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, CARRY: gl.constexpr, LATE_RESCALE: gl.constexpr,
+    WITH_LSE: gl.constexpr, OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, CARRY: gl.constexpr, LAZY_RESCALE: gl.constexpr,
     EARLY_WAIT: gl.constexpr, NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
 ):  # fmt: skip
     """A consumer's warpgroup: 64 queries of every tile, from the first product to the store of the output."""
@@ -194,13 +199,16 @@ def consume(
                 q_tiles, k_tiles, barriers, told_tiles, nothing, turn, stage, parity, shift, True,
                 WHICH, CONSUMERS, D, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, PINGPONG, NAMED_RELEASE,
             )  # fmt: skip
+            if PINGPONG:
+                named_barrier(NEXT, "arrive", 256, 4)
             s = warpgroup_mma_wait(0, deps=(s,))
             release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
             if CAUSAL or TAIL:
                 first_key = block * BLOCK_KV
                 s = hidden(s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE)
             top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
-            weights, alpha, top, total = softmax_step(s, top, share_sums(nothing), bits, CAUSAL, NEGATIVE_SCALE, FP8)
+            origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
+            weights, total = weights_of(s, origin, alpha, share_sums(nothing), bits, FP8)
             p = as_operand(weights, p_layout, ELEMENT)
             v_stage = stage
             v_parity = parity
@@ -220,28 +228,29 @@ def consume(
                 if PINGPONG:
                     named_barrier(MINE, "sync", 256, 4)
                 s = warpgroup_mma(q_tile, k_tile, nothing, use_acc=False, is_async=True)
+                mbarrier.wait(v_full.index(v_stage), v_parity)
+                acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
                 if PINGPONG:
                     named_barrier(NEXT, "arrive", 256, 4)
-                mbarrier.wait(v_full.index(v_stage), v_parity)
-                if LATE_RESCALE:
-                    acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
-                acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
                 s = warpgroup_mma_wait(1, deps=(s,))
                 release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
                 s = hidden_where_cut(
                     s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
                 )
-                weights, alpha, top, total = softmax_step(s, top, total, bits, CAUSAL, NEGATIVE_SCALE, FP8)
+                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
+                if not (EARLY_WAIT and LAZY_RESCALE):
+                    weights, total = weights_of(s, origin, alpha, total, bits, FP8)
                 pin(top if EARLY_WAIT else total)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
+                if EARLY_WAIT and LAZY_RESCALE:
+                    acc = rescaled(acc, alpha, LAZY_RESCALE)
+                    weights, total = weights_of(s, origin, alpha, total, bits, FP8)
             else:
                 # The same steps, each after the other.
                 mbarrier.wait(v_full.index(v_stage), v_parity)
                 if PINGPONG:
                     named_barrier(MINE, "sync", 256, 4)
-                if LATE_RESCALE:
-                    acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
                 acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
@@ -254,13 +263,14 @@ def consume(
                 s = hidden_where_cut(
                     s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
                 )
-                weights, alpha, top, total = softmax_step(s, top, total, bits, CAUSAL, NEGATIVE_SCALE, FP8)
+                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
+                weights, total = weights_of(s, origin, alpha, total, bits, FP8)
             v_stage = stage
             v_parity = parity
             stage, parity = following(stage, parity, STAGES)
             p = as_operand(weights, p_layout, ELEMENT)
-            if not LATE_RESCALE:
-                acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
+            if not (EARLY_WAIT and LAZY_RESCALE):
+                acc = rescaled(acc, alpha, LAZY_RESCALE)
 
         # The last product with V. No product reads this Q any more: where the output has a place of its own, another Q may come now.
         if OUT_TILES:
@@ -286,10 +296,10 @@ def consume(
                 WHICH, CONSUMERS, D, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, PINGPONG, NAMED_RELEASE,
             )  # fmt: skip
         mbarrier.wait(v_full.index(v_stage), v_parity)
-        if LATE_RESCALE:
-            acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
         acc = warpgroup_mma(unpacked(p, p_layout) if FP8 else p, v_tile, acc, is_async=True)
         if CARRY:
+            if PINGPONG:
+                named_barrier(NEXT, "arrive", 256, 4)
             s = warpgroup_mma_wait(1, deps=(s,))
             if carried:
                 release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
@@ -300,7 +310,8 @@ def consume(
                         CAUSAL, WINDOW, NEGATIVE_SCALE,
                     )  # fmt: skip
                 top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
-                s, alpha, top, total = softmax_step(s, top, share_sums(nothing), bits, CAUSAL, NEGATIVE_SCALE, FP8)
+                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
+                s, total = weights_of(s, origin, alpha, share_sums(nothing), bits, FP8)
                 pin(top if EARLY_WAIT else total)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         if CARRY:
@@ -353,7 +364,7 @@ def flash_v3_kernel(
     BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, WITH_LSE: gl.constexpr,
     OVERLAP: gl.constexpr, PINGPONG: gl.constexpr, LONGEST_FIRST: gl.constexpr, QUEUE: gl.constexpr, CARRY: gl.constexpr,
-    LATE_RESCALE: gl.constexpr, EARLY_WAIT: gl.constexpr, NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
+    LAZY_RESCALE: gl.constexpr, EARLY_WAIT: gl.constexpr, NAMED_RELEASE: gl.constexpr, OUT_TILES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     Q_PLACES: gl.constexpr = 2 if CARRY else 1
@@ -394,8 +405,8 @@ def flash_v3_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LAZY_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LAZY_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
                 (produce, (sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count, CONSUMERS, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -403,9 +414,9 @@ def flash_v3_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
-                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LATE_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 0, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LAZY_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 1, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LAZY_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
+                (consume, (o, lse, tiles, o_tiles, barriers, told_tiles, told_full, seq_q, seq_kv, window, heads_q, heads_per_kv_head, scale_log2, descales, 2, CONSUMERS, D, DV, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, TAIL, NEGATIVE_SCALE, WITH_LSE, OVERLAP, PINGPONG, CARRY, LAZY_RESCALE, EARLY_WAIT, NAMED_RELEASE, OUT_TILES)),
                 (produce, (sources, tiles, barriers, told_tiles, told_full, queue, sizes, heads_q, heads_per_kv_head, tile_count, CONSUMERS, BLOCK_KV, STAGES, Q_PLACES, CAUSAL, WINDOW, LONGEST_FIRST, QUEUE, NAMED_RELEASE)),
             ],
             [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],

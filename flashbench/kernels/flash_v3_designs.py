@@ -32,9 +32,10 @@ class Design:
     """Causal: tiles with the most keys come first."""
     pingpong: bool = False
     """Warpgroups take turns at the matrix unit, so that one's softmax runs beside the other's products (the paper's section 3.1)."""
-    late_rescale: bool = False
-    """The output is rescaled while the next scores are computed, not before: what FlashAttention-3 does beyond head dimension 128."""
-    early_wait: bool = False
+    lazy_rescale: bool = True
+    """The running maximum follows the scores only when they pass it by 8 bits, and a warp none of whose rows did so does not rescale its output
+    (FlashAttention-4)."""
+    early_wait: bool = True
     """The product with V is waited for once the row maxima are known, not after the softmax: what follows it, conversions of the weights and the
     rescaling of the output, then runs beside exponentials. FlashAttention-3's machine code has it so, by its compiler's choice."""
     carry: bool = True
@@ -63,36 +64,42 @@ class Design:
 DESIGNS = {
     64: Design(consumers=3, stages=3),
     128: Design(),
-    256: Design(block_kv=64),
+    256: Design(block_kv=64, pingpong=True, named_release=True),
 }
 SHORT_KEYS = 1024
 """A tile whose queries see no more keys than this, on average, is short: how it begins and ends counts."""
 CHOICES: dict[tuple[int, str, str], dict[str, Any]] = {
-    (64, "causal", "short"): {"consumers": 2},  # of 192 queries' blocks, too many would be at the diagonal
-    (64, "causal", "long"): {"carry": False},
-    (128, "none", "short"): {"pingpong": True},
-    (128, "causal", "short"): {"pingpong": True},
+    (64, "none", "short"): {"early_wait": False, "lazy_rescale": False},
+    (64, "causal", "short"): {
+        "consumers": 2,
+        "lazy_rescale": False,
+    },  # of 192 queries' blocks, too many would be at the diagonal
+    (64, "none", "long"): {"carry": False, "pingpong": True},
+    (64, "causal", "long"): {"carry": False, "pingpong": True},
+    (128, "none", "short"): {"lazy_rescale": False},
+    (128, "causal", "short"): {"lazy_rescale": False},
     (128, "none", "long"): {"carry": False},
     (128, "causal", "long"): {"carry": False},
-    (256, "none", "short"): {"pingpong": True},
-    (256, "causal", "short"): {"pingpong": True},
 }
 """What is otherwise, by head dimension, mask (windows go with causal) and length of the tiles."""
-BARE = {"overlap": False, "persistent": False, "longest_first": False, "queue": False, "carry": False}
+BARE = {
+    "overlap": False, "persistent": False, "longest_first": False, "queue": False, "carry": False, "pingpong": False, "named_release": False,
+    "early_wait": False, "lazy_rescale": False,
+}  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     # Rungs of the ladder from flash-v2 to flash-v3: each has one idea more than the one above it.
     "bare": BARE,
     "overlap": BARE | {"overlap": True},
     "persistent": BARE | {"overlap": True, "persistent": True},
-    "dealt": {"queue": False, "carry": False},
-    "queue": {"carry": False},
+    "dealt": BARE | {"overlap": True, "persistent": True, "longest_first": True},
+    "queue": BARE | {"overlap": True, "persistent": True, "longest_first": True, "queue": True},
     # Steps aside, each with one thing other than in flash-v3.
     "one-tile": {"persistent": False},
     "no-overlap": {"overlap": False},
     "pingpong": {"pingpong": True},
-    # Not with `carry`: both together spill at head dimension 128, and all products then wait for one another.
-    "late-rescale": {"late_rescale": True, "carry": False},
+    "late-wait": {"early_wait": False},
+    "eager-rescale": {"lazy_rescale": False},
     "named-release": {"named_release": True},
     "two-consumers": {"consumers": 2},
 }

@@ -128,7 +128,7 @@ def assembled(
         "LONGEST_FIRST": longest_first,
         "QUEUE": design.persistent and design.queue,
         "CARRY": carry,
-        "LATE_RESCALE": design.late_rescale,
+        "LAZY_RESCALE": design.lazy_rescale and descales is None,  # e4m3 has no room for larger weights
         "EARLY_WAIT": design.early_wait,
         "NAMED_RELEASE": design.named_release,
         "OUT_TILES": out_tiles,

@@ -5,9 +5,13 @@ Source: FlashAttention-3 (arXiv 2407.08608), sections 2.2 and 3.2; the numbers a
 
 from __future__ import annotations
 
+from flashbench.kernels.flash_v3_barriers import multiplied_unless_1
 from flashbench.kernels.flash_v3_e4m3 import LIFT, packed
 from flashbench.kernels.flash_v3_schedule import visible
 from flashbench.kernels.gluon_names import gl, gluon
+
+SLACK: gl.constexpr = gl.constexpr(8.0)
+"""Bits by which a score may pass the running maximum before that follows: weights are at most 2^SLACK, and keep all their digits."""
 
 
 @gluon.constexpr_function
@@ -51,18 +55,25 @@ def hidden(
 
 
 @gluon.jit
-def softmax_step(s, top, total, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, FP8: gl.constexpr):
-    """Weights of a block of scores, and what the running maximum and sums become: (p, alpha, m, l). As in flash_v2.py, but that l is kept as
-    what each of a row's four threads has added up (share_sums), and that for e4m3 both weights and l are 2^LIFT times as large."""
+def maxima(s, top, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, LAZY_RESCALE: gl.constexpr):
+    """What the running maximum becomes with a block of scores: (origin of the block's weights, alpha, m)."""
     new_top = gl.maximum(top, row_extremes(s, NEGATIVE_SCALE) * scale_log2)
+    if LAZY_RESCALE:
+        new_top = gl.where(new_top > top + SLACK, new_top, top)
     origin = new_top
     if MASKED:
         origin = gl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN
+    return origin, gl.exp2(top - origin), new_top
+
+
+@gluon.jit
+def weights_of(s, origin, alpha, total, scale_log2, FP8: gl.constexpr):
+    """Weights of a block of scores, and what the running sums become: (p, l). As in flash_v2.py, but that l is kept as what each of a row's
+    four threads has added up (share_sums), and that for e4m3 both are 2^LIFT times as large."""
     lifted = origin - LIFT if FP8 else origin
     p = gl.exp2(s * scale_log2 - lifted[:, None])
-    alpha = gl.exp2(top - origin)
     of_shares = gl.convert_layout(alpha, rows_of(total.type.layout))
-    return p, alpha, new_top, total * of_shares[:, None] + share_sums(p)
+    return p, total * of_shares[:, None] + share_sums(p)
 
 
 @gluon.jit
@@ -83,3 +94,12 @@ def as_operand(weights, LAYOUT: gl.constexpr, ELEMENT: gl.constexpr):
     """Weights in the registers of the next product's first operand, as they go from step to step; e4m3 in words of four."""
     FP8: gl.constexpr = gl.float8e4nv == ELEMENT
     return packed(weights) if FP8 else gl.convert_layout(weights.to(ELEMENT), LAYOUT)
+
+
+@gluon.jit
+def rescaled(acc, alpha, LAZY_RESCALE: gl.constexpr):
+    """What was summed up so far, in units of the new maximum: a factor for each row."""
+    factors = gl.convert_layout(alpha, rows_of(acc.type.layout))[:, None]
+    if LAZY_RESCALE:
+        return multiplied_unless_1(acc, factors)
+    return acc * factors

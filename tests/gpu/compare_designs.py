@@ -3,7 +3,7 @@
 For whoever tunes the kernel: half a minute for a dozen designs, where `flashbench sweep` measures variants with care. A name is that of a
 provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_designs.Design behind an @ if it is flash-v3's:
 `flash-v3@consumers=2+pingpong=True`. Each is compiled in a process of its own first, and its output compared with the first name's. The L2 is
-overwritten before each launch, and a spin hides the host's work; pauses keep the clock up, as the isolated regime of `flashbench sweep` does.
+overwritten before each launch, and a spin hides the host's work; without pauses (--idle) the card runs at its power limit, so that only ratios of one run count.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lengths", default="512,1024,4096,16384")
     parser.add_argument("--masks", default="none,causal")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--idle", type=float, default=3.0, help="pause after each launch, in lengths of it; 0: at the power limit"
-    )
+    parser.add_argument("--idle", type=float, default=0.0, help="pause after each launch, in lengths of it")
     parser.add_argument("--processes", type=int, default=12)
     return parser.parse_args()
 
@@ -93,7 +91,7 @@ def median_ms(calls: dict[str, Attention], qkv: list[Any], rounds: int, idle: fl
     import torch
 
     flush = torch.empty(L2_BYTES, dtype=torch.int8, device="cuda")
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    events: dict[str, list[Any]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), len(calls)):
             flush.zero_()
@@ -102,10 +100,12 @@ def median_ms(calls: dict[str, Attention], qkv: list[Any], rounds: int, idle: fl
             start.record()
             calls[name](*qkv)
             end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end))
-            time.sleep(idle * times[name][-1] / 1e3)
-    return {name: statistics.median(found) for name, found in times.items()}
+            events[name].append((start, end))
+            if idle:
+                end.synchronize()
+                time.sleep(idle * start.elapsed_time(end) / 1e3)
+    torch.cuda.synchronize()
+    return {name: statistics.median(start.elapsed_time(end) for start, end in pairs) for name, pairs in events.items()}
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from decode_runs import decode_errors, elements_written_beyond_the_end, in_pages, same_bits_twice
@@ -200,11 +202,13 @@ def test_a_call_waits_for_nothing_and_can_be_captured_in_a_graph() -> None:
 
     q, k, v = inputs(attention("captured", "32/8", "1/8192", "128", dtype="bf16"), "cuda")
     expected = flash_decode(q, k, v)  # compiled here
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        flash_decode(q, k, v)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            flash_decode(q, k, v)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = flash_decode(q, k, v)

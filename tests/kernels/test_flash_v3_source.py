@@ -30,7 +30,7 @@ designs = st.fixed_dictionaries(
         "PINGPONG": st.booleans(),
         "QUEUE": st.booleans(),
         "CARRY": st.booleans(),
-        "LATE_RESCALE": st.booleans(),
+        "LAZY_RESCALE": st.booleans(),
         "EARLY_WAIT": st.booleans(),
         "NAMED_RELEASE": st.booleans(),
     }

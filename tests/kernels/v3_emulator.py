@@ -320,9 +320,6 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
 
     this = Program()
 
-    def pin(total: Array) -> None:
-        assert (total >= 0).all()
-
     scope: dict[str, Any] = {
         "gl": language(program, programs),
         "tl": types.SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b)),
@@ -331,7 +328,8 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
             expect=lambda b, size: b.change(1, size), arrive=lambda b: b.change(1, 0), MBarrierLayout=lambda: None,
         ),
         "warpgroup_mma": this.product, "warpgroup_mma_wait": this.product_wait, "load_tile": this.load, "store_tile": this.store,
-        "add_tile": this.add, "product_under_way": lambda x: x, "store_wait": this.store_wait, "named_barrier": this.named_barrier, "pin": pin,
+        "add_tile": this.add, "product_under_way": lambda x: x, "store_wait": this.store_wait, "named_barrier": this.named_barrier, "pin": lambda _: None,
+        "multiplied_unless_1": lambda acc, factors: acc * factors,
         "fence_async_shared": lambda: None, "partition_barrier": lambda: None, "rows_of": lambda _: None, "word_of": word_of,
         "LN_2": np.float32(np.log(2)), "ROWS": 64, "TURN": flash_v3_barriers.TURN.value, "RELEASE": flash_v3_barriers.RELEASE.value,
         "KEYS": 64, "HALF": 64, "EXCHANGE": 8,
@@ -380,7 +378,7 @@ def attend(
             CONSUMERS=consumers, D=d, DV=d, BLOCK_KV=block_kv, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
             TAIL=mask == "none" and seq_kv % block_kv != 0, NEGATIVE_SCALE=scale < 0, WITH_LSE=True, OUT_TILES=out_tiles,
             CONSUMER_REGISTERS=0, PRODUCER_REGISTERS=0,
-            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "QUEUE": False, "CARRY": False, "LATE_RESCALE": False, "EARLY_WAIT": False, "NAMED_RELEASE": False, **switches},
+            **{"OVERLAP": True, "PINGPONG": False, "LONGEST_FIRST": mask != "none", "QUEUE": False, "CARRY": False, "LAZY_RESCALE": False, "EARLY_WAIT": False, "NAMED_RELEASE": False, **switches},
         )  # fmt: skip
     assert queue[0] == 0, "the queue is not as it was"
     return out, lse.reshape(batch, heads_q, seq_q)
