@@ -163,6 +163,8 @@ def consume(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, K // 8)
     s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
+    # The assembler does not schedule across a branch: it comes before the exponentials, which conversions and the loop's end then run beside.
+    BRANCH_FIRST: gl.constexpr = OVERLAP and EARLY_WAIT and LAZY_RESCALE
     MINE: gl.constexpr = TURN + WHICH
     NEXT: gl.constexpr = TURN + (WHICH + 1) % CONSUMERS
     if PINGPONG and WHICH == CONSUMERS - 1:
@@ -238,12 +240,12 @@ def consume(
                     s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
                 )
                 origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
-                if not (EARLY_WAIT and LAZY_RESCALE):
+                if not BRANCH_FIRST:
                     weights, total = weights_of(s, origin, alpha, total, bits, FP8)
                 pin(top if EARLY_WAIT else total)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
-                if EARLY_WAIT and LAZY_RESCALE:
+                if BRANCH_FIRST:
                     acc = rescaled(acc, alpha, LAZY_RESCALE)
                     weights, total = weights_of(s, origin, alpha, total, bits, FP8)
             else:
@@ -269,7 +271,7 @@ def consume(
             v_parity = parity
             stage, parity = following(stage, parity, STAGES)
             p = as_operand(weights, p_layout, ELEMENT)
-            if not (EARLY_WAIT and LAZY_RESCALE):
+            if not BRANCH_FIRST:
                 acc = rescaled(acc, alpha, LAZY_RESCALE)
 
         # The last product with V. No product reads this Q any more: where the output has a place of its own, another Q may come now.

@@ -28,6 +28,7 @@ INSTRUCTIONS = {
     "load": r"UTMALDG\.4D\b",
     "store": r"UTMASTG\.4D\b",
     "maximum": r"FMNMX\b",
+    "vote": r"VOTE\.ANY\b",
 }
 """What the order of the machine code is read by."""
 
@@ -52,6 +53,8 @@ def compiled_case(case: AttentionProblem, variant: str) -> dict[str, Any]:
         "variant": variant,
         "consumers": launch.design.consumers,
         "carries": launch.constants["CARRY"],
+        "waits_early": launch.design.early_wait,
+        "skips_rescaling": launch.design.lazy_rescale,
         "spilled_bytes": int(spilled[1]),
         "serialised": "wgmma.mma_async instructions are serialized" in log,
         "shared_bytes": compiled.metadata.shared,
