@@ -326,6 +326,18 @@ def sections(heads: int, blocks: int, section: int, *, uneven: bool) -> Iterator
             yield from ((head, block) for head in range(start, min(start + section, heads)))
 
 
+LOOSE_NOW: dict[str, tuple[float | None, float | None]] = {
+    "flash-v3 backward bf16 b1 h16 s16384 d128": (0.055, None),
+    # The shortest blocks of all heads, at the end, find less in the L2 than the replay says.
+    "flash-v2 forward bf16 b1 h16 s16384 d128 causal": (0.31, None),
+    "flash-v3 forward bf16 b1 h16 s16384 d128 causal": (0.12, None),
+    "flash-v2 backward bf16 b1 h16 s16384 d128 causal": (0.23, None),
+    "flash-v3 backward bf16 b1 h16 s16384 d128 causal": (0.125, None),
+    "flash-v3 backward bf16 b4 h16 s4096 d128 causal": (0.165, None),
+}
+"""As LOOSE, for kernels whose causal launches end with the shortest blocks of all heads."""
+
+
 @pytest.fixture
 def in_sections_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The order of the kernels that were counted, before the shortest causal blocks were kept for the end of a launch."""
@@ -338,20 +350,31 @@ def in_sections_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         replay.cache_clear()
 
 
-def reference() -> dict[str, tuple[Counted, Device]]:
+def reference(*folders: str) -> dict[str, tuple[Counted, Device]]:
     found: dict[str, tuple[Counted, Device]] = {}
-    for folder in ("counters", "counters-kernels"):
+    for folder in folders:
         header, cases = store.load(REFERENCE / folder)
         found |= {one.case.key: (one, from_plain(Device, header["device"])) for one in cases}
     return found
 
 
-@pytest.mark.parametrize("key", reference())
+BEFORE = reference("counters", "counters-kernels")
+NOW = reference("counters-v3")
+
+
+@pytest.mark.parametrize("key", BEFORE)
 def test_the_model_holds_to_the_bytes_that_were_counted_on_an_h200(key: str, in_sections_alone: None) -> None:
-    one, device = reference()[key]
+    assert_holds(*BEFORE[key], *LOOSE.get(key, (ALLOWED, ALLOWED)))
+
+
+@pytest.mark.parametrize("key", NOW)
+def test_the_model_holds_to_what_the_present_order_of_work_was_counted_to_move(key: str) -> None:
+    assert_holds(*NOW[key], *LOOSE_NOW.get(key, (ALLOWED, None)))
+
+
+def assert_holds(one: Counted, device: Device, reads: float | None, writes: float | None) -> None:
     provider = get(one.case.provider)
     found = compare(one, device, (provider.algorithm, provider.schedule))
-    reads, writes = LOOSE.get(key, (ALLOWED, ALLOWED))
     assert found.inside is True
     assert found.read_error == pytest.approx(0, abs=reads)
     if writes is not None:
@@ -362,7 +385,8 @@ def test_the_model_holds_to_the_bytes_that_were_counted_on_an_h200(key: str, in_
 
 
 def test_every_loose_bound_belongs_to_a_case_that_was_counted() -> None:
-    assert set(LOOSE) <= set(reference())
+    assert set(LOOSE) <= set(BEFORE)
+    assert set(LOOSE_NOW) <= set(NOW)
 
 
 def run(*arguments: str) -> str:
