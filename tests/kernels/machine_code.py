@@ -2,7 +2,8 @@
 
 ptxas 12.8 has been seen to compute an address on one side of a branch only, though the products of both sides used it: the one side then
 multiplied by whatever the register held, in one warpgroup of two, and only some figures of the output were wrong. A uniform register that holds
-part of a product's address must have one origin, whichever way the program came there.
+part of a product's address must have one origin, whichever way the program came there, or be computed in the same way in several places
+(before a loop and at its end).
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ def written(text: str) -> list[int]:
     return [first, first + 1] if ".WIDE" in found[1] or ".64" in found[1] else [first]
 
 
+def operation(text: str) -> str:
+    """An instruction, whichever registers it works on."""
+    return re.sub(r"\bUR\d+", "UR", text)
+
+
 def read_by_product(text: str) -> list[int]:
     """Uniform registers with the addresses of a product's operands in shared memory: the second's, and the first's unless it is in registers."""
     found = re.search(r"[HQ]GMMA\S* R\d+, (R\d+, )?gdesc\[UR(\d+)\]", text)
@@ -98,7 +104,10 @@ def addresses_of_several_origins(sass: str) -> list[str]:
         for i, (address, text) in enumerate(code)
         for found in [origins[i]]
         if found is not None
-        and any(NOWHERE in found.get(r, {NOWHERE}) or len(found[r]) > 1 for r in read_by_product(text))
+        and any(
+            NOWHERE in found.get(r, {NOWHERE}) or len({operation(code[origin][1]) for origin in found[r]}) > 1
+            for r in read_by_product(text)
+        )
     ]
 
 
