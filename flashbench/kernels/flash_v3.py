@@ -16,8 +16,12 @@ flash_v3_designs.Design:
 - LONGEST_FIRST and QUEUE. Causal tiles differ in length, so they start with the longest (schedule.py), and a program draws its next one when it
   is about to need it (flash_v3_queue.py). The producer does so, and tells the consumers what there is to do.
 - CARRY. The first scores of a tile are asked for beside the last product of the tile before it: OVERLAP across the tiles of a program.
-- LAZY_RESCALE and NAMED_RELEASE are smaller: see Design. What is always there: each thread keeps the sum of its own weights (share_sums),
-  values of a thread are reduced in chains beside each other (row_extremes), and a block is masked in a branch that most blocks jump over.
+- EARLY_WAIT. Of the softmax only the row maxima stand before the wait for the product with V; conversions and the loop's end then run beside
+  exponentials, and another warpgroup's products fill the matrix unit. FlashAttention-3's machine code has it so.
+- LAZY_RESCALE (FlashAttention-4). The running maximum follows the scores only when they pass it by 8 bits, so that weights are at most 2^8; a
+  warp none of whose maxima moved jumps over the multiplication of its output. What is summed up is the same, in other units.
+- NAMED_RELEASE is smaller: see Design. What is always there: each thread keeps the sum of its own weights (share_sums), values of a thread are
+  reduced in chains beside each other (row_extremes), and a block is masked in a branch that most blocks jump over.
 
 e4m3 tensors (Q, K and V; the output is bf16) take the same way, but for what flash_v3_e4m3.py says.
 
@@ -38,8 +42,9 @@ each tile of 64 queries times the consumers. One program takes, in bf16 at head 
 and V 64 each, O 32), and a consumer's thread 64 registers for o, 64 for s and 64 for the weights in use and the next ones.
 
 Sources: the paper; Dao-AILab/flash-attention, hopper/ (tile sizes, registers, RescaleOBeforeGemm) and its pull request 2294 (ping-pong off at
-head dimension 128); pull requests 205 to 219, 829, 3506 and 3582 of facebookexperimental/triton, which climb the same ladder in TLX; the PTX ISA
-on wgmma, mbarrier and bar. What each step was to bring, and brought, stands in docs/flash-v3.md.
+head dimension 128); pull requests 205 to 219, 829, 3506 and 3582 of facebookexperimental/triton, which climb the same ladder in TLX;
+FlashAttention-4 (flash_attn/cute of the same project) for the rescaling; the PTX ISA on wgmma, mbarrier, bar and vote. What each step was to
+bring, and brought, stands in docs/flash-v3.md.
 """
 
 from __future__ import annotations

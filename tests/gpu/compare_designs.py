@@ -3,7 +3,8 @@
 For whoever tunes the kernel: half a minute for a dozen designs, where `flashbench sweep` measures variants with care. A name is that of a
 provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_designs.Design behind an @ if it is flash-v3's:
 `flash-v3@consumers=2+pingpong=True`. Each is compiled in a process of its own first, and its output compared with the first name's. The L2 is
-overwritten before each launch, and a spin hides the host's work; without pauses (--idle) the card runs at its power limit, so that only ratios of one run count.
+overwritten before each launch, and a spin hides the host's work; without pauses (--idle) the card runs at its power limit,
+so that only ratios of one run count.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 Attention = Callable[..., Any]
 TOKENS, HIDDEN = 16384, 2048
 L2_BYTES = 256 << 20
 SPIN_CYCLES = 500_000
+ALIKE = {"bf16": 8e-3, "fp8": 5e-2}
+"""Two right outputs differ by less, normwise."""
 
 
 def arguments() -> argparse.Namespace:
@@ -33,6 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--head-dims", default="64,128,256")
     parser.add_argument("--lengths", default="512,1024,4096,16384")
     parser.add_argument("--masks", default="none,causal")
+    parser.add_argument(
+        "--dtype", choices=("bf16", "fp8"), default="bf16", help="fp8: against fa3, V transposed in every call"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--idle", type=float, default=0.0, help="pause after each launch, in lengths of it")
     parser.add_argument("--processes", type=int, default=12)
@@ -43,43 +50,49 @@ def shape(length: int, head_dim: int) -> tuple[int, int, int, int]:
     return TOKENS // length, HIDDEN // head_dim, length, head_dim
 
 
-def attention(name: str, length: int, head_dim: int, mask: str) -> Attention:
+def attention(name: str, length: int, head_dim: int, mask: str, dtype: str) -> Attention:
     """The callable of a provider, or of a design of flash-v3, for a shape."""
     provider, _, fields = name.partition("@")
     if fields:
+        from flashbench.kernels import flash_v3_fp8
         from flashbench.kernels.flash_v3_designs import design_for, mean_keys
         from flashbench.kernels.flash_v3_launches import flash_v3_forward
 
         causal = mask != "none"
         keys = mean_keys(length, length, None, causal=causal)
         variant = provider.partition(":")[2]
-        design = design_for(head_dim, head_dim, variant, keys=keys, causal=causal)
         changes = {field: ast.literal_eval(value) for field, value in (each.split("=") for each in fields.split("+"))}
-        design = replace(design, **changes)
-        return lambda q, k, v: flash_v3_forward(q, k, v, mask=mask, design=design)
+        if dtype == "fp8":
+            design = replace(flash_v3_fp8.DESIGNS[head_dim], **changes)
+            return partial(flash_v3_fp8.flash_v3_fp8_forward, mask=mask, design=design)
+        design = replace(design_for(head_dim, head_dim, variant, keys=keys, causal=causal), **changes)
+        return partial(flash_v3_forward, mask=mask, design=design)
     from flashbench.measure.device import describe
     from flashbench.providers.table import get
     from flashbench.records import Problem
 
     batch, heads, seq, dim = shape(length, head_dim)
-    problem = Problem(batch, heads, heads, seq, seq, dim, dim, "bf16", mask=mask)
+    problem = Problem(batch, heads, heads, seq, seq, dim, dim, dtype, mask=mask)
     bound: Attention = get(provider).bind(problem, describe("cuda")).call
     return bound
 
 
-def tensors(length: int, head_dim: int) -> list[Any]:
+def tensors(length: int, head_dim: int, dtype: str) -> list[Any]:
     import torch
 
-    return [torch.randn(shape(length, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    from flashbench.kernels.quantization import quantized
+
+    qkv = [torch.randn(shape(length, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    return [*quantized(*qkv)] if dtype == "fp8" else qkv
 
 
-def compiled(case: tuple[str, int, int, str]) -> str | None:
+def compiled(case: tuple[str, int, int, str, str]) -> str | None:
     """What is wrong with a case, in words, or None: run once in a process of its own, where it fills Triton's cache."""
     import torch
 
-    name, length, head_dim, mask = case
+    _, length, head_dim, _, dtype = case
     try:
-        attention(name, length, head_dim, mask)(*tensors(length, head_dim))
+        attention(*case)(*tensors(length, head_dim, dtype))
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
@@ -110,19 +123,20 @@ def median_ms(calls: dict[str, Attention], qkv: list[Any], rounds: int, idle: fl
 
 def main() -> None:
     asked = arguments()
-    names = list(dict.fromkeys([asked.against, *asked.names]))
+    against = "fa3" if asked.dtype == "fp8" else asked.against
+    names = list(dict.fromkeys([against, *asked.names]))
     head_dims, lengths = (list(map(int, text.split(","))) for text in (asked.head_dims, asked.lengths))
     cases = [
-        (name, length, head_dim, mask)
+        (name, length, head_dim, mask, asked.dtype)
         for head_dim, length, mask, name in itertools.product(head_dims, lengths, asked.masks.split(","), names)
     ]
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
         faults = dict(zip(cases, pool.map(compiled, cases, chunksize=1), strict=True))
     logs: dict[str, list[float]] = {name: [] for name in names}
     for head_dim, length, mask in itertools.product(head_dims, lengths, asked.masks.split(",")):
-        qkv = tensors(length, head_dim)
-        fault = {name: faults[name, length, head_dim, mask] for name in names}
-        calls = {name: attention(name, length, head_dim, mask) for name in names if fault[name] is None}
+        qkv = tensors(length, head_dim, asked.dtype)
+        fault = {name: faults[name, length, head_dim, mask, asked.dtype] for name in names}
+        calls = {name: attention(name, length, head_dim, mask, asked.dtype) for name in names if fault[name] is None}
         outputs = {name: call(*qkv).float() for name, call in calls.items()}
         times = median_ms(calls, qkv, asked.rounds, asked.idle)
         pairs = length * (length + 1) / 2 if mask == "causal" else length**2
@@ -132,16 +146,16 @@ def main() -> None:
             if name not in times:
                 words.append(f"{name} failed ({fault[name]})")
                 continue
-            ratio = times[asked.against] / times[name]
+            ratio = times[against] / times[name]
             logs[name].append(math.log(ratio))
-            expected = outputs[asked.against]
+            expected = outputs[against]
             error = ((outputs[name] - expected).norm() / expected.norm()).item()
-            wrong = f" WRONG by {error:.1e}" if not error < 8e-3 else ""
+            wrong = f" WRONG by {error:.1e}" if not error < ALIKE[asked.dtype] else ""
             words.append(f"{name} {flops / times[name] / 1e9:.0f} ({ratio:.3f}){wrong}")
         print(f"d {head_dim} {length} {mask}:  {'  '.join(words)}", flush=True)
     for name, found in logs.items():
         if found:
-            print(f"{name}: {math.exp(statistics.mean(found)):.4f} x {asked.against}, {len(found)} cases")
+            print(f"{name}: {math.exp(statistics.mean(found)):.4f} x {against}, {len(found)} cases")
 
 
 if __name__ == "__main__":
