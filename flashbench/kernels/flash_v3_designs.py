@@ -70,7 +70,10 @@ SHORT_KEYS = 1024
 """A tile whose queries see no more keys than this, on average, is short: how it begins and ends counts."""
 CHOICES: dict[tuple[int, str, str], dict[str, Any]] = {
     (64, "none", "short"): {"early_wait": False, "lazy_rescale": False},
-    (64, "causal", "short"): {"consumers": 2, "lazy_rescale": False},  # of 192 queries' blocks, too many would be at the diagonal
+    (64, "causal", "short"): {
+        "consumers": 2,
+        "lazy_rescale": False,
+    },  # of 192 queries' blocks, too many would be at the diagonal
     (64, "none", "long"): {"carry": False, "pingpong": True},
     (64, "causal", "long"): {"carry": False, "pingpong": True},
     (128, "none", "long"): {"carry": False},
