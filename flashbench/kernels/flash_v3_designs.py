@@ -70,10 +70,8 @@ SHORT_KEYS = 1024
 """A tile whose queries see no more keys than this, on average, is short: how it begins and ends counts."""
 CHOICES: dict[tuple[int, str, str], dict[str, Any]] = {
     (64, "none", "short"): {"early_wait": False, "lazy_rescale": False},
-    (64, "causal", "short"): {
-        "consumers": 2,
-        "lazy_rescale": False,
-    },  # of 192 queries' blocks, too many would be at the diagonal
+    # Of blocks of 192 queries too many would be at the diagonal.
+    (64, "causal", "short"): {"consumers": 2, "lazy_rescale": False},
     (64, "none", "long"): {"carry": False, "pingpong": True},
     (64, "causal", "long"): {"carry": False, "pingpong": True},
     (128, "none", "long"): {"carry": False},
@@ -86,18 +84,19 @@ BARE = {
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
-    # Rungs of the ladder from flash-v2 to flash-v3: each has one idea more than the one above it.
+    # Rungs of the ladder from flash-v2 to flash-v3: each has one idea more than the one above it, and at head dimension 128, where tiles are long,
+    # flash-v3 has one more than the last one, the lazy rescaling.
     "bare": BARE,
     "overlap": BARE | {"overlap": True},
     "persistent": BARE | {"overlap": True, "persistent": True},
     "dealt": BARE | {"overlap": True, "persistent": True, "longest_first": True},
     "queue": BARE | {"overlap": True, "persistent": True, "longest_first": True, "queue": True},
+    "early-wait": BARE
+    | {"overlap": True, "persistent": True, "longest_first": True, "queue": True, "early_wait": True},
     # Steps aside, each with one thing other than in flash-v3.
     "one-tile": {"persistent": False},
     "no-overlap": {"overlap": False},
     "pingpong": {"pingpong": True},
-    "late-wait": {"early_wait": False},
-    "eager-rescale": {"lazy_rescale": False},
     "named-release": {"named_release": True},
     "two-consumers": {"consumers": 2},
 }

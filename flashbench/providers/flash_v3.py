@@ -24,11 +24,10 @@ SUMMARIES = {
     "persistent": "a rung of its ladder: and one program a multiprocessor takes tile after tile",
     "dealt": "a rung of its ladder: and causal tiles start with the longest, dealt out beforehand",
     "queue": "a rung of its ladder: and drawn from a queue instead",
+    "early-wait": "a rung of its ladder: and waits for the product with V behind the row maxima, not behind the whole softmax",
     "one-tile": "flash-v3 with a program for each tile",
     "no-overlap": "flash-v3 with its products and its softmax one after the other",
     "pingpong": "flash-v3 with warpgroups that take turns at the matrix unit",
-    "late-wait": "flash-v3 that waits for its product with V behind the whole softmax, not behind the row maxima",
-    "eager-rescale": "flash-v3 that rescales its output at every step, not only when a maximum rose by 8 bits",
     "named-release": "flash-v3 that gives tiles back through named barriers",
     "two-consumers": "flash-v3 with two warpgroups that compute, where it has three",
 }

@@ -51,7 +51,7 @@ def test_writes_nothing_behind_its_output(case: AttentionProblem) -> None:
 
 
 VARIANTS = (
-    "bare", "overlap", "persistent", "dealt", "queue", "one-tile", "no-overlap", "pingpong", "late-wait", "eager-rescale", "named-release",
+    "bare", "overlap", "persistent", "dealt", "queue", "early-wait", "one-tile", "no-overlap", "pingpong", "named-release",
 )  # fmt: skip
 
 
