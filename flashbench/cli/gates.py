@@ -119,7 +119,7 @@ def ab(
     provider: Annotated[str | None, typer.Option(help="Providers, comma-separated.")] = None,
     seq_len: Annotated[str | None, typer.Option(help="Lengths such as 512,1k,4k.")] = None,
     head_dim: Annotated[str | None, typer.Option(help="Head dimensions.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, tf32.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, tf32, fp8.")] = None,
     mode: Annotated[str | None, typer.Option(help="forward, backward, forward_backward, decode.")] = None,
     mask: Annotated[str | None, typer.Option(help="none, causal, window:W.")] = None,
     batch: Annotated[str | None, typer.Option(help="Batch sizes (replaces tokens).")] = None,

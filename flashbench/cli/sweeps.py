@@ -27,7 +27,7 @@ def sweep(
         str | None, typer.Option(help="Lengths such as 512,1k,4k; 128/4k for query/key lengths.")
     ] = None,
     head_dim: Annotated[str | None, typer.Option(help="Head dimensions; 192/128 for head_dim/head_dim_v.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, tf32.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, tf32, fp8.")] = None,
     mode: Annotated[str | None, typer.Option(help="forward, backward, forward_backward, decode.")] = None,
     mask: Annotated[str | None, typer.Option(help="none, causal, window:W.")] = None,
     batch: Annotated[str | None, typer.Option(help="Batch sizes (replaces tokens).")] = None,
