@@ -109,6 +109,13 @@ def test_a_variant_of_one_pass_says_so_in_the_modes_of_the_other() -> None:
     assert "in its backward pass only" in (get("flash-v3:deterministic").unsupported(USUAL, H200) or "")
 
 
+def test_a_variant_that_changes_nothing_is_not_measured_under_another_name() -> None:
+    pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="needs a Triton with Gluon")
+    get("flash-v3:pingpong").bind(USUAL, CPU)
+    with pytest.raises(Unsupported, match="flash-v3 is flash-v3:pingpong by itself"):
+        get("flash-v3:pingpong").bind(dataclasses.replace(USUAL, head_dim=256, head_dim_v=256), CPU)
+
+
 def test_newer_versions_of_triton_count_as_newer() -> None:
     assert flash_v3.triton_version(dataclasses.replace(H200, versions={"triton": "3.10.0+git1234"})) == (3, 10)
 

@@ -119,7 +119,8 @@ PROVIDERS = (
 
 
 def bind(problem: Problem, _device: Device, variant: str = "") -> Bound:
-    """The kernel, or a variant of it; Unsupported where this Triton's Gluon lacks a call under every name that is known."""
+    """The kernel, or a variant of it; Unsupported where the variant is what flash-v3 does by itself, and where this Triton's Gluon lacks a call
+    under every name that is known."""
     from flashbench.kernels import gluon_names
 
     missing = gluon_names.missing()
@@ -129,8 +130,14 @@ def bind(problem: Problem, _device: Device, variant: str = "") -> Bound:
         return _bind_fp8(problem, stored=variant == "stored-v")
     if problem.mode in BACKWARD_MODES:
         return _bind_backward(problem, variant)
+    from flashbench.kernels.flash_v3_designs import design_for, mean_keys
     from flashbench.kernels.flash_v3_launches import flash_v3_forward, launch_figures
 
+    causal = problem.mask != "none"
+    keys = mean_keys(problem.seq_q, problem.seq_kv, problem.window, causal=causal)
+    own, asked = (design_for(problem.head_dim, problem.head_dim_v, v, keys=keys, causal=causal) for v in ("", variant))
+    if variant and asked == own:
+        raise Unsupported(f"flash-v3 is flash-v3:{variant} by itself at this head_dim and length")
     options: dict[str, Any] = {"mask": problem.mask, "variant": variant}
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
