@@ -39,29 +39,6 @@ def pin(values):
     )  # fmt: skip
 
 
-@gluon.constexpr_function
-def product_text(count):
-    # In the accumulator of a product a thread has two rows: two columns of the one, two of the other, and so on.
-    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
-    rows = (2 * count, 2 * count + 2)
-    differs = "setp.neu.f32 p, ${}, 0f3F800000; setp.neu.or.f32 p, ${}, 0f3F800000, p;".format(*rows)
-    return f"{{ .reg .pred p; {differs} vote.sync.any.pred p, p, 0xffffffff; @!p bra DONE; {products} DONE: }}"
-
-
-@gluon.constexpr_function
-def product_operands(count):
-    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
-
-
-@gluon.jit
-def multiplied_unless_1(acc, factors):
-    """The sums of a product times factors that are the same along each row; a warp jumps over it if all of its factors are 1."""
-    COUNT: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
-    TEXT: gl.constexpr = product_text(COUNT)
-    OPERANDS: gl.constexpr = product_operands(COUNT)
-    return gl.inline_asm_elementwise(TEXT, OPERANDS, [acc, factors], dtype=gl.float32, is_pure=False, pack=COUNT)
-
-
 @gluon.jit
 def release(empty, stage, barrier, NAMED_RELEASE: gl.constexpr, CONSUMERS: gl.constexpr):
     """Tell the producer that this consumer has read a tile: through the tile's mbarrier, before which Triton lets the warpgroup meet, or

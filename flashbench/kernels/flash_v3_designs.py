@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,21 +80,22 @@ CHOICES: dict[tuple[int, str, str], dict[str, Any]] = {
     (128, "causal", "long"): {"carry": False},
 }
 """What is otherwise, by head dimension, mask (windows go with causal) and length of the tiles."""
-BARE = {
-    "overlap": False, "persistent": False, "longest_first": False, "queue": False, "carry": False, "pingpong": False, "named_release": False,
-    "early_wait": False, "lazy_rescale": False,
+RUNGS: dict[str, dict[str, Any]] = {
+    "bare": {
+        "overlap": False, "persistent": False, "longest_first": False, "queue": False, "early_wait": False, "lazy_rescale": False,
+        "carry": False, "pingpong": False, "named_release": False,
+    },
+    "overlap": {"overlap": True},
+    "persistent": {"persistent": True},
+    "dealt": {"longest_first": True},
+    "queue": {"queue": True},
+    "early-wait": {"early_wait": True},
 }  # fmt: skip
+"""The ladder from flash-v2 to flash-v3: what each rung adds to those before it. At head dimension 128, where tiles are long, flash-v3 adds the
+lazy rescaling."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
-    # Rungs of the ladder from flash-v2 to flash-v3: each has one idea more than the one above it, and at head dimension 128, where tiles are long,
-    # flash-v3 has one more than the last one, the lazy rescaling.
-    "bare": BARE,
-    "overlap": BARE | {"overlap": True},
-    "persistent": BARE | {"overlap": True, "persistent": True},
-    "dealt": BARE | {"overlap": True, "persistent": True, "longest_first": True},
-    "queue": BARE | {"overlap": True, "persistent": True, "longest_first": True, "queue": True},
-    "early-wait": BARE
-    | {"overlap": True, "persistent": True, "longest_first": True, "queue": True, "early_wait": True},
+    **dict(zip(RUNGS, itertools.accumulate(RUNGS.values(), operator.or_), strict=True)),
     # Steps aside, each with one thing other than in flash-v3.
     "one-tile": {"persistent": False},
     "no-overlap": {"overlap": False},
@@ -109,8 +112,17 @@ def mean_keys(seq_q: int, seq_kv: int, window: int | None, *, causal: bool) -> f
     return min(seen, window) if window is not None else seen
 
 
-def design_for(head_dim: int, head_dim_v: int, variant: str = "", *, keys: float, causal: bool) -> Design:
-    """The design of a variant for a head dimension, where a query sees `keys` keys on average.
+def design_for(
+    head_dim: int,
+    head_dim_v: int,
+    variant: str = "",
+    *,
+    seq_q: int,
+    seq_kv: int,
+    causal: bool,
+    window: int | None = None,
+) -> Design:
+    """The design of a variant for a problem, whose windows are causal too.
 
     UsageError for a variant that is not known or does not fit the registers.
     """
@@ -118,7 +130,8 @@ def design_for(head_dim: int, head_dim_v: int, variant: str = "", *, keys: float
         known = ", ".join(filter(None, VARIANTS))
         raise UsageError(f"unknown variant '{variant}' of flash-v3{nearest(variant, VARIANTS)} (known: {known})")
     widest = max(box(head_dim), box(head_dim_v))
-    choices = CHOICES.get((widest, "causal" if causal else "none", "short" if keys <= SHORT_KEYS else "long"), {})
+    length = "short" if mean_keys(seq_q, seq_kv, window, causal=causal) <= SHORT_KEYS else "long"
+    choices = CHOICES.get((widest, "causal" if causal else "none", length), {})
     design = replace(DESIGNS[widest], **{**choices, **VARIANTS[variant]})
     if design.consumers == 3 and widest > 64:
         raise UsageError(f"three consumers have registers for a head_dim up to 64, not {max(head_dim, head_dim_v)}")

@@ -19,7 +19,6 @@ from flashbench.kernels.flash_v3_designs import (
     box,
     carries,
     design_for,
-    mean_keys,
     tile_bytes,
 )
 from flashbench.kernels.flash_v3_schedule import ROWS
@@ -58,8 +57,9 @@ def prepare(
     check_supported(q, k, v)
     head_dim, head_dim_v, seq_q, seq_kv = q.shape[3], v.shape[3], q.shape[2], k.shape[2]
     causal, window = visibility(mask, seq_kv)
-    keys = mean_keys(seq_q, seq_kv, window, causal=causal)
-    design = design or design_for(head_dim, head_dim_v, variant, keys=keys, causal=causal)
+    design = design or design_for(
+        head_dim, head_dim_v, variant, seq_q=seq_q, seq_kv=seq_kv, causal=causal, window=window
+    )
     v_tiles = describe(v, design.block_kv, box(head_dim_v))
     return assembled(
         q, k, v_tiles, head_dim_v, design, mask=mask, scale=scale, with_lse=with_lse, out_dtype=v.dtype, descales=None

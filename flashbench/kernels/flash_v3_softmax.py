@@ -5,7 +5,6 @@ Source: FlashAttention-3 (arXiv 2407.08608), sections 2.2 and 3.2; the numbers a
 
 from __future__ import annotations
 
-from flashbench.kernels.flash_v3_barriers import multiplied_unless_1
 from flashbench.kernels.flash_v3_e4m3 import LIFT, packed
 from flashbench.kernels.flash_v3_schedule import visible
 from flashbench.kernels.gluon_names import gl, gluon
@@ -94,6 +93,29 @@ def as_operand(weights, LAYOUT: gl.constexpr, ELEMENT: gl.constexpr):
     """Weights in the registers of the next product's first operand, as they go from step to step; e4m3 in words of four."""
     FP8: gl.constexpr = gl.float8e4nv == ELEMENT
     return packed(weights) if FP8 else gl.convert_layout(weights.to(ELEMENT), LAYOUT)
+
+
+@gluon.constexpr_function
+def product_text(count):
+    # In the accumulator of a product a thread has two rows: two columns of the one, two of the other, and so on.
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
+    rows = (2 * count, 2 * count + 2)
+    differs = "setp.neu.f32 p, ${}, 0f3F800000; setp.neu.or.f32 p, ${}, 0f3F800000, p;".format(*rows)
+    return f"{{ .reg .pred p; {differs} vote.sync.any.pred p, p, 0xffffffff; @!p bra DONE; {products} DONE: }}"
+
+
+@gluon.constexpr_function
+def product_operands(count):
+    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
+
+
+@gluon.jit
+def multiplied_unless_1(acc, factors):
+    """The sums of a product times factors that are the same along each row; a warp jumps over it if all of its factors are 1."""
+    COUNT: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
+    TEXT: gl.constexpr = product_text(COUNT)
+    OPERANDS: gl.constexpr = product_operands(COUNT)
+    return gl.inline_asm_elementwise(TEXT, OPERANDS, [acc, factors], dtype=gl.float32, is_pure=False, pack=COUNT)
 
 
 @gluon.jit

@@ -130,12 +130,16 @@ def bind(problem: Problem, _device: Device, variant: str = "") -> Bound:
         return _bind_fp8(problem, stored=variant == "stored-v")
     if problem.mode in BACKWARD_MODES:
         return _bind_backward(problem, variant)
-    from flashbench.kernels.flash_v3_designs import design_for, mean_keys
+    from flashbench.kernels.flash_v3_designs import design_for
     from flashbench.kernels.flash_v3_launches import flash_v3_forward, launch_figures
 
-    causal = problem.mask != "none"
-    keys = mean_keys(problem.seq_q, problem.seq_kv, problem.window, causal=causal)
-    own, asked = (design_for(problem.head_dim, problem.head_dim_v, v, keys=keys, causal=causal) for v in ("", variant))
+    own, asked = (
+        design_for(
+            problem.head_dim, problem.head_dim_v, name,
+            seq_q=problem.seq_q, seq_kv=problem.seq_kv, causal=problem.mask != "none", window=problem.window,
+        )
+        for name in ("", variant)
+    )  # fmt: skip
     if variant and asked == own:
         raise Unsupported(f"flash-v3 is flash-v3:{variant} by itself at this head_dim and length")
     options: dict[str, Any] = {"mask": problem.mask, "variant": variant}

@@ -55,17 +55,17 @@ def attention(name: str, length: int, head_dim: int, mask: str, dtype: str) -> A
     provider, _, fields = name.partition("@")
     if fields:
         from flashbench.kernels import flash_v3_fp8
-        from flashbench.kernels.flash_v3_designs import design_for, mean_keys
+        from flashbench.kernels.flash_v3_designs import design_for
         from flashbench.kernels.flash_v3_launches import flash_v3_forward
 
-        causal = mask != "none"
-        keys = mean_keys(length, length, None, causal=causal)
         variant = provider.partition(":")[2]
         changes = {field: ast.literal_eval(value) for field, value in (each.split("=") for each in fields.split("+"))}
         if dtype == "fp8":
             design = replace(flash_v3_fp8.DESIGNS[head_dim], **changes)
             return partial(flash_v3_fp8.flash_v3_fp8_forward, mask=mask, design=design)
-        design = replace(design_for(head_dim, head_dim, variant, keys=keys, causal=causal), **changes)
+        design = replace(
+            design_for(head_dim, head_dim, variant, seq_q=length, seq_kv=length, causal=mask != "none"), **changes
+        )
         return partial(flash_v3_forward, mask=mask, design=design)
     from flashbench.measure.device import describe
     from flashbench.providers.table import get

@@ -36,44 +36,48 @@ INSTRUCTIONS = {
 def compiled_case(case: AttentionProblem, variant: str) -> dict[str, Any]:
     """What the compiler and the assembler say of the kernel for one problem."""
     from flashbench.kernels import flash_v3_launches as v3
-    from flashbench.kernels.flash_v3 import flash_v3_kernel
 
     v3.device_limits = lambda _: limits_of(90)
     v3.sm_count = lambda _: SMS
     launch = v3.prepare(*meta_inputs(case), mask=case.problem.mask, scale=case.scale, with_lse=True, variant=variant)
-    compiled = flash_v3_kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
-    ptx = compiled.asm["ptx"]
-    log = assembler_log(ptx)
-    spilled = re.search(r"(\d+) bytes spill stores", log)
-    assert spilled
-    p = case.problem
-    sass = machine_code(compiled.asm["cubin"])
-    return {
-        "name": case.name,
+    figures, ptx, sass = compiled_launch(case, launch)
+    return figures | {
         "variant": variant,
-        "consumers": launch.design.consumers,
-        "carries": launch.constants["CARRY"],
         "waits_early": launch.design.early_wait,
         "skips_rescaling": launch.design.lazy_rescale,
-        "spilled_bytes": int(spilled[1]),
-        "serialised": "wgmma.mma_async instructions are serialized" in log,
-        "shared_bytes": compiled.metadata.shared,
-        "shared_estimate_bytes": v3.tile_bytes(
-            launch.design,
-            p.head_dim,
-            p.head_dim_v,
-            out_tiles=launch.constants["OUT_TILES"],
-            q_places=1 + launch.constants["CARRY"],
-        ),
         "threads": int(re.search(r"\.reqntid (\d+)", ptx)[1]),
         "registers_at_launch": int(re.search(r"\.maxnreg (\d+)", ptx)[1]),
         "registers_set": sorted({int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}),
         "named_barriers": sorted({int(n) for n in re.findall(r"bar(?:rier)?\.sync\s+(\d+)", ptx)}),
-        "scratch_bytes": compiled.metadata.global_scratch_size,
         "step_clocks": min(stall_clocks(sass), default=0),
-        "stray_addresses": addresses_of_several_origins(sass),
         "order": order(sass),
     }
+
+
+def compiled_launch(case: AttentionProblem, launch: Any, element_bytes: int = 2) -> tuple[dict[str, Any], str, str]:
+    """Figures of a launch of the kernel, whatever its elements are, its PTX and its machine code."""
+    from flashbench.kernels.flash_v3 import flash_v3_kernel
+    from flashbench.kernels.flash_v3_designs import tile_bytes
+
+    compiled = flash_v3_kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
+    ptx, sass = compiled.asm["ptx"], machine_code(compiled.asm["cubin"])
+    log = assembler_log(ptx)
+    spilled = re.search(r"(\d+) bytes spill stores", log)
+    assert spilled
+    p, constants = case.problem, launch.constants
+    places = {"out_tiles": constants["OUT_TILES"], "q_places": 1 + constants["CARRY"], "element_bytes": element_bytes}
+    figures = {
+        "name": case.name,
+        "consumers": launch.design.consumers,
+        "carries": constants["CARRY"],
+        "spilled_bytes": int(spilled[1]),
+        "serialised": "wgmma.mma_async instructions are serialized" in log,
+        "shared_bytes": compiled.metadata.shared,
+        "shared_estimate_bytes": tile_bytes(launch.design, p.head_dim, p.head_dim_v, **places),
+        "scratch_bytes": compiled.metadata.global_scratch_size,
+        "stray_addresses": addresses_of_several_origins(sass),
+    }
+    return figures, ptx, sass
 
 
 def assembler_log(ptx: str) -> str:

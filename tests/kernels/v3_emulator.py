@@ -310,6 +310,7 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
     """The functions of a kernel's module, and of those that it imports, as plain Python for one program."""
     from flashbench.kernels import (
         flash_v3_barriers,
+        flash_v3_consumer,
         flash_v3_e4m3,
         flash_v3_producer,
         flash_v3_queue,
@@ -336,7 +337,8 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
     }  # fmt: skip
     kernel_module = importlib.import_module(f"flashbench.kernels.{kernel}")
     for module in (
-        kernel_module, schedule, flash_v3_schedule, flash_v3_barriers, flash_v3_e4m3, flash_v3_queue, flash_v3_producer, flash_v3_softmax,
+        kernel_module, schedule, flash_v3_schedule, flash_v3_barriers, flash_v3_e4m3, flash_v3_queue, flash_v3_producer, flash_v3_consumer,
+        flash_v3_softmax,
     ):  # fmt: skip
         for name, value in vars(module).items():
             if hasattr(value, "fn") and name not in scope and not (module is schedule and name == "visible"):

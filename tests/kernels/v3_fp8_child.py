@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from compile_child import AbsentGpu, limits_of
-from machine_code import addresses_of_several_origins
 from problems import AttentionProblem
-from v3_child import SMS, assembler_log, machine_code
+from v3_child import SMS, compiled_launch, machine_code
 
 MARKS = {
     "product": r"QGMMA\.\S*E4M3\.E4M3\b",
@@ -42,7 +41,6 @@ def attention_case(case: AttentionProblem) -> dict[str, Any]:
     """What the compiler and the assembler say of the attention kernel for one problem."""
     from flashbench.kernels import flash_v3_fp8 as fp8
     from flashbench.kernels import flash_v3_launches as v3
-    from flashbench.kernels.flash_v3 import flash_v3_kernel
 
     v3.device_limits = lambda _: limits_of(90)
     v3.sm_count = lambda _: SMS
@@ -52,30 +50,8 @@ def attention_case(case: AttentionProblem) -> dict[str, Any]:
         e4m3(p.batch, p.heads_kv, p.head_dim_v, -(-p.seq_kv // 32) * 32), torch.empty(p.batch, p.heads_kv, 3, device="meta"),
         mask=p.mask, scale=case.scale, with_lse=True,
     )  # fmt: skip
-    compiled = flash_v3_kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
-    log = assembler_log(compiled.asm["ptx"])
-    spilled = re.search(r"(\d+) bytes spill stores", log)
-    assert spilled
-    sass = machine_code(compiled.asm["cubin"])
-    return {
-        "name": case.name,
-        "consumers": launch.design.consumers,
-        "carries": launch.constants["CARRY"],
-        "exponentials": 64 * launch.design.block_kv // 128,
-        "spilled_bytes": int(spilled[1]),
-        "serialised": "wgmma.mma_async instructions are serialized" in log,
-        "shared_bytes": compiled.metadata.shared,
-        "shared_estimate_bytes": v3.tile_bytes(
-            launch.design,
-            p.head_dim,
-            p.head_dim_v,
-            out_tiles=launch.constants["OUT_TILES"],
-            q_places=1 + launch.constants["CARRY"],
-            element_bytes=1,
-        ),
-        "stray_addresses": addresses_of_several_origins(sass),
-        "marks": marks(sass),
-    }
+    figures, _, sass = compiled_launch(case, launch, element_bytes=1)
+    return figures | {"exponentials": 64 * launch.design.block_kv // 128, "marks": marks(sass)}
 
 
 def keys_last_case(case: AttentionProblem) -> dict[str, Any]:
