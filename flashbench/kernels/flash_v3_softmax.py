@@ -96,7 +96,7 @@ def as_operand(weights, LAYOUT: gl.constexpr, ELEMENT: gl.constexpr):
 
 
 @gluon.constexpr_function
-def product_text(count):
+def multiplication_text(count):
     # In the accumulator of a product a thread has two rows: two columns of the one, two of the other, and so on.
     products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
     rows = (2 * count, 2 * count + 2)
@@ -105,7 +105,7 @@ def product_text(count):
 
 
 @gluon.constexpr_function
-def product_operands(count):
+def multiplication_operands(count):
     return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
 
 
@@ -113,8 +113,8 @@ def product_operands(count):
 def multiplied_unless_1(acc, factors):
     """The sums of a product times factors that are the same along each row; a warp jumps over it if all of its factors are 1."""
     COUNT: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
-    TEXT: gl.constexpr = product_text(COUNT)
-    OPERANDS: gl.constexpr = product_operands(COUNT)
+    TEXT: gl.constexpr = multiplication_text(COUNT)
+    OPERANDS: gl.constexpr = multiplication_operands(COUNT)
     return gl.inline_asm_elementwise(TEXT, OPERANDS, [acc, factors], dtype=gl.float32, is_pure=False, pack=COUNT)
 
 
