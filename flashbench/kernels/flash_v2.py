@@ -36,7 +36,7 @@ import triton.language as tl
 
 from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, family, padded
 from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
-from flashbench.kernels.schedule import assigned, key_ranges, visible
+from flashbench.kernels.schedule import assigned, key_ranges, section_count, visible
 from flashbench.kernels.tiles import describable, describe, load_rows
 
 LOG2_E = math.log2(math.e)
@@ -44,7 +44,7 @@ LEAST_SCALE = 2.0**-126
 """The least normal number of fp32: a smaller scale, which may be 0 there, would make NaN of a hidden score."""
 LN_2: tl.constexpr = tl.constexpr(math.log(2))
 # Triton compiles anew for an integer that becomes 1 or a multiple of 16; of these nothing would be gained, strides alone shape the loads.
-COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "window", "heads_per_section")
+COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "window", "sections")
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def flash_v2_kernel(
     q_strides, k_strides, v_strides,  # in elements, in the order batch, head, position, channel
     batch_heads, heads_q, heads_per_kv_head, seq_q, seq_kv, window,
     scale_log2,  # scale * log2(e): scores are in bits from here on
-    heads_per_section,
+    sections,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr,  # the same, padded to a power of two
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
@@ -75,7 +75,9 @@ def flash_v2_kernel(
     DESCRIPTORS: tl.constexpr, ONE_LOOP: tl.constexpr,
     LATE: tl.constexpr,  # without a mask, through descriptors and in half precision only
 ):  # fmt: skip
-    head, q_block = assigned(tl.program_id(0), batch_heads, tl.cdiv(seq_q, BLOCK_Q), heads_per_section, CAUSAL)
+    head, q_block = assigned(
+        tl.program_id(0), batch_heads, tl.cdiv(seq_q, BLOCK_Q), sections, heads_per_kv_head, CAUSAL
+    )
     batch = head // heads_q
     head_q = head % heads_q
     head_kv = head_q // heads_per_kv_head
@@ -207,13 +209,11 @@ def prepare(
     tail = seq_kv % blocks.block_kv != 0
     out = torch.empty((batch, heads_q, seq_q, head_dim_v), dtype=v.dtype, device=q.device)
     lse = torch.empty((batch, heads_q, seq_q), dtype=torch.float32, device=q.device) if with_lse else None
-    group = section = heads_q // heads_kv
-    if causal:
-        kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
-        section *= max(1, min(batch * heads_kv, limits.l2_bytes // 2 // kv_head_bytes))
+    kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
+    sections = section_count(batch * heads_kv, kv_head_bytes, limits.l2_bytes)
     arguments = (
-        *sources, out, lse, q.stride(), k.stride(), v.stride(), batch * heads_q, heads_q, group, seq_q, seq_kv,
-        window or 0, scale_in_bits(scale), section,
+        *sources, out, lse, q.stride(), k.stride(), v.stride(), batch * heads_q, heads_q,
+        heads_q // heads_kv, seq_q, seq_kv, window or 0, scale_in_bits(scale), sections,
     )  # fmt: skip
     constants = {
         "HEAD_DIM": head_dim,

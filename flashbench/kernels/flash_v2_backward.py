@@ -49,7 +49,7 @@ from flashbench.kernels.flash_v2_delta import PADDING
 from flashbench.kernels.schedule import assigned, dealt, key_ranges, query_ranges, visible
 from flashbench.kernels.tiles import load_rows
 
-COUNTS = ("batch_heads", "heads", "heads_per_kv_head", "seq_q", "seq_kv", "window", "heads_per_section")
+COUNTS = ("batch_heads", "heads", "heads_per_kv_head", "seq_q", "seq_kv", "window", "sections")
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -61,7 +61,7 @@ def flash_v2_keys_kernel(
     q_strides, k_strides, v_strides, d_out_strides,
     batch_heads, heads, heads_per_kv_head, seq_q, seq_kv, window,
     scale, scale_log2,
-    heads_per_section,
+    sections,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,
@@ -69,7 +69,7 @@ def flash_v2_keys_kernel(
 ):  # fmt: skip
     """dK and dV of a block of keys; dQ too, added up in memory, if WITH_DQ."""
     # Key block 0 is seen by the most queries: ascending order is longest first.
-    head, key_block = dealt(tl.program_id(0), batch_heads, tl.cdiv(seq_kv, BLOCK_KV), heads_per_section, CAUSAL)
+    head, key_block = dealt(tl.program_id(0), batch_heads, tl.cdiv(seq_kv, BLOCK_KV), sections, 1, CAUSAL)
     batch = head // heads
     head_kv = head % heads
     first_key = key_block * BLOCK_KV
@@ -155,14 +155,16 @@ def flash_v2_queries_kernel(
     q_strides, k_strides, v_strides, d_out_strides,
     batch_heads, heads, heads_per_kv_head, seq_q, seq_kv, window,
     scale, scale_log2,
-    heads_per_section,
+    sections,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,
     PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     """dQ of a block of queries."""
-    head, q_block = assigned(tl.program_id(0), batch_heads, tl.cdiv(seq_q, BLOCK_Q), heads_per_section, CAUSAL)
+    head, q_block = assigned(
+        tl.program_id(0), batch_heads, tl.cdiv(seq_q, BLOCK_Q), sections, heads_per_kv_head, CAUSAL
+    )
     batch = head // heads
     head_q = head % heads
     head_kv = head_q // heads_per_kv_head

@@ -13,6 +13,7 @@ from flashbench.kernels.blocks import BlockShape, padded
 from flashbench.kernels.flash_v2_backward import flash_v2_keys_kernel, flash_v2_queries_kernel
 from flashbench.kernels.flash_v2_delta import ROW_PADDING, flash_v2_delta_kernel, rows_per_program
 from flashbench.kernels.inputs import DeviceLimits
+from flashbench.kernels.schedule import section_count
 from flashbench.kernels.tiles import describable, describe
 
 LOG2_E = math.log2(math.e)
@@ -53,12 +54,12 @@ class Streams(NamedTuple):
             describe(v, blocks.block_kv, dv), describe(d_out, blocks.block_q, dv),
         )  # fmt: skip
 
-    def numbers(self, heads: int, section: int) -> tuple[Any, ...]:
-        """Strides and scalars, for programs that are dealt out over batch x `heads`, `section` of these at a time."""
+    def numbers(self, heads: int, sections: int) -> tuple[Any, ...]:
+        """Strides and scalars, for programs that are dealt out over batch x `heads` in so many sections."""
         q, k, v, d_out = self[:4]
         return (
             q.stride(), k.stride(), v.stride(), d_out.stride(), q.shape[0] * heads, heads, q.shape[1] // k.shape[1],
-            q.shape[2], k.shape[2], self.window or 0, self.scale, self.scale * LOG2_E, section,
+            q.shape[2], k.shape[2], self.window or 0, self.scale, self.scale * LOG2_E, sections,
         )  # fmt: skip
 
     def constants(self, blocks: BlockShape, tail: bool) -> dict[str, Any]:
@@ -100,16 +101,14 @@ def keys_launch(
         statistics = tuple(
             TensorDescriptor(x, list(x.shape), list(x.stride()), [1, blocks.block_q]) for x in statistics
         )
-    section = 1
-    if streams.causal:
-        # What the programs of one head go over: Q and dO of its group and, in one pass, the sums of dQ.
-        row = (q.shape[3] + streams.v.shape[3]) * q.element_size() + (0 if sums is None else 4 * q.shape[3])
-        section = max(1, min(batch * heads, streams.limits.l2_bytes // 2 // (q.shape[1] // heads * q.shape[2] * row)))
+    # What the programs of one head go over: Q and dO of its group and, in one pass, the sums of dQ.
+    row_bytes = (q.shape[3] + streams.v.shape[3]) * q.element_size() + (0 if sums is None else 4 * q.shape[3])
+    sections = section_count(batch * heads, q.shape[1] // heads * q.shape[2] * row_bytes, streams.limits.l2_bytes)
     # Triton's interpreter knows no reduction through a descriptor.
     bulk = sums is not None and blocks.descriptors and streams.limits.capability is not None and describable(sums)
     target = describe(sums, blocks.block_q, padded(q.shape[3])) if bulk and sums is not None else sums
     tail = q.shape[2] % blocks.block_q != 0 or (not streams.causal and seq_kv % blocks.block_kv != 0)
-    arguments = (*streams.sources(blocks), *statistics, dk, dv, target, *streams.numbers(heads, section))
+    arguments = (*streams.sources(blocks), *statistics, dk, dv, target, *streams.numbers(heads, sections))
     constants = streams.constants(blocks, tail) | {"WITH_DQ": sums is not None, "BULK_ADD": bulk}
     return KernelLaunch(
         flash_v2_keys_kernel, (batch * heads * triton.cdiv(seq_kv, blocks.block_kv),), arguments, constants
@@ -118,12 +117,10 @@ def keys_launch(
 
 def queries_launch(streams: Streams, dq: torch.Tensor, blocks: BlockShape) -> KernelLaunch:
     k, (batch, heads, seq_q, _) = streams.k, streams.q.shape
-    section = heads // k.shape[1]
-    if streams.causal:
-        kv_head_bytes = k.shape[2] * (k.shape[3] + streams.v.shape[3]) * k.element_size()
-        section *= max(1, min(batch * k.shape[1], streams.limits.l2_bytes // 2 // kv_head_bytes))
+    kv_head_bytes = k.shape[2] * (k.shape[3] + streams.v.shape[3]) * k.element_size()
+    sections = section_count(batch * k.shape[1], kv_head_bytes, streams.limits.l2_bytes)
     tail = not streams.causal and k.shape[2] % blocks.block_kv != 0
-    arguments = (*streams.sources(blocks), *streams[4:6], dq, *streams.numbers(heads, section))
+    arguments = (*streams.sources(blocks), *streams[4:6], dq, *streams.numbers(heads, sections))
     return KernelLaunch(
         flash_v2_queries_kernel,
         (batch * heads * triton.cdiv(seq_q, blocks.block_q),),

@@ -55,7 +55,7 @@ from flashbench.kernels.flash_v3_queue import NUMBERS, ROOM
 from flashbench.kernels.flash_v3_schedule import ROWS
 from flashbench.kernels.gluon_names import fence_async_shared, gl, gluon, mbarrier
 
-COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "window", "heads_per_section", "tile_count")
+COUNTS = ("batch_heads", "heads_q", "heads_per_kv_head", "seq_q", "seq_kv", "window", "sections", "tile_count")
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -65,7 +65,7 @@ def flash_v3_kernel(
     lse,  # pointer to contiguous (batch, heads_q, seq_q), or None unless WITH_LSE
     queue,  # pointer to an int32 0, which it is again at the end, or None unless QUEUE
     descales,  # pointer to contiguous fp32 (batch, heads_kv, 3), of Q, K and V, or None unless they are e4m3
-    batch_heads, heads_q, heads_per_kv_head, seq_q, seq_kv, window, heads_per_section, tile_count,
+    batch_heads, heads_q, heads_per_kv_head, seq_q, seq_kv, window, sections, tile_count,
     scale_log2,  # scale * log2(e): scores are in bits from here on
     CONSUMERS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,  # head dimensions as the tiles hold them
     BLOCK_KV: gl.constexpr, STAGES: gl.constexpr,
@@ -107,7 +107,7 @@ def flash_v3_kernel(
 
     sources, tiles = (q, k, v), (q_tiles, k_tiles, v_tiles)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    sizes = (batch_heads, seq_q, seq_kv, window, heads_per_section)
+    sizes = (batch_heads, seq_q, seq_kv, window, sections)
     # A tuple that is given a name turns its constants into values, so they are written out for each role.
     if CONSUMERS == 2:
         gl.warp_specialize(

@@ -64,7 +64,7 @@ KEYS: gl.constexpr = gl.constexpr(64)  # of a consumer: as many rows as one warp
 HALF: gl.constexpr = gl.constexpr(64)  # queries whose weights are in registers at one time: a block, or half of one
 PADDING: gl.constexpr = gl.constexpr(ROW_PADDING)
 EXCHANGE: gl.constexpr = gl.constexpr(8)  # the named barrier where consumers meet
-COUNTS = ("batch_heads", "heads_kv", "heads_per_kv_head", "seq_q", "seq_kv", "window", "heads_per_section")
+COUNTS = ("batch_heads", "heads_kv", "heads_per_kv_head", "seq_q", "seq_kv", "window", "sections")
 
 # The same source, compiled by Gluon: a kernel of one language may not count on calling functions of the other.
 dealt = gluon.jit(schedule.dealt.fn)
@@ -119,10 +119,10 @@ def produce(
     q, k, v, d_out, lse_bits, delta = sources
     q_tiles, k_tiles, v_tiles, d_out_tiles, lse_tiles, delta_tiles = tiles
     k_full, v_full, q_full, q_empty, d_out_full, d_out_empty = barriers
-    batch_heads, heads_kv, group, seq_q, seq_kv, window, heads_per_section = sizes
+    batch_heads, heads_kv, group, seq_q, seq_kv, window, sections = sizes
     BLOCK_Q: gl.constexpr = HALVES * HALF
     BLOCK_KV: gl.constexpr = CONSUMERS * KEYS
-    head, key_block = dealt(gl.program_id(0), batch_heads, gl.cdiv(seq_kv, BLOCK_KV), heads_per_section, CAUSAL)
+    head, key_block = dealt(gl.program_id(0), batch_heads, gl.cdiv(seq_kv, BLOCK_KV), sections, 1, CAUSAL)
     batch = head // heads_kv
     head_kv = head % heads_kv
     first_key = key_block * BLOCK_KV
@@ -174,7 +174,7 @@ def consume(
     """A consumer's warpgroup: 64 keys, with their dK and dV, and its half of every block's dQ."""
     q_tiles, k_tiles, v_tiles, d_out_tiles, lse_tiles, delta_tiles = tiles
     k_full, v_full, q_full, q_empty, d_out_full, d_out_empty = barriers
-    batch_heads, heads_kv, group, seq_q, seq_kv, window, heads_per_section = sizes
+    batch_heads, heads_kv, group, seq_q, seq_kv, window, sections = sizes
     BLOCK_KV: gl.constexpr = CONSUMERS * KEYS
     ELEMENT: gl.constexpr = q_tiles.dtype
     # The consumers share a block's dQ: each makes half of its channels for all queries, or a half of its queries.
@@ -187,7 +187,7 @@ def consume(
     of_key: gl.constexpr = gl.SliceLayout(1, s_layout)
     of_query: gl.constexpr = gl.SliceLayout(0, s_layout)
 
-    head, key_block = dealt(gl.program_id(0), batch_heads, gl.cdiv(seq_kv, BLOCK_KV), heads_per_section, CAUSAL)
+    head, key_block = dealt(gl.program_id(0), batch_heads, gl.cdiv(seq_kv, BLOCK_KV), sections, 1, CAUSAL)
     batch = head // heads_kv
     head_kv = head % heads_kv
     first_key = key_block * BLOCK_KV
@@ -307,7 +307,7 @@ def flash_v3_backward_kernel(
     lse_bits, delta,  # descriptors of (batch * heads_q, padded seq_q), of the pre-pass, with boxes of HALF
     dq_sums,  # descriptor of fp32 zeros (batch, heads_q, seq_q, head dim), or None unless WITH_DQ
     dk, dv,  # descriptors of (batch, heads_kv, seq_kv, head dim), with boxes of KEYS positions
-    batch_heads, heads_kv, heads_per_kv_head, seq_q, seq_kv, window, heads_per_section,
+    batch_heads, heads_kv, heads_per_kv_head, seq_q, seq_kv, window, sections,
     scale, scale_log2,
     CONSUMERS: gl.constexpr, D: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, TAIL: gl.constexpr, WITH_DQ: gl.constexpr,
@@ -346,7 +346,7 @@ def flash_v3_backward_kernel(
     sources = (q, k, v, d_out, lse_bits, delta)
     tiles = (q_tiles, k_tiles, v_tiles, d_out_tiles, lse_tiles, delta_tiles)
     barriers = (k_full, v_full, q_full, q_empty, d_out_full, d_out_empty)
-    sizes = (batch_heads, heads_kv, heads_per_kv_head, seq_q, seq_kv, window, heads_per_section)
+    sizes = (batch_heads, heads_kv, heads_per_kv_head, seq_q, seq_kv, window, sections)
     gl.warp_specialize(
         [
             (consume, (dq_sums, dk, dv, tiles, d_s_tiles, dq_tiles, barriers, sizes, scale, scale_log2, 0, CONSUMERS, D, HALVES, STAGES, CAUSAL, WINDOW, TAIL, WITH_DQ)),

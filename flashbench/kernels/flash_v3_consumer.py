@@ -153,7 +153,7 @@ def consume(
                 first_key = block * BLOCK_KV
                 s = hidden(s, at_key - first_key, column, seq_kv - first_key, window, CAUSAL, WINDOW, NEGATIVE_SCALE)
             top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
-            origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
+            origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE, FP8)
             weights, total = weights_of(s, origin, alpha, share_sums(nothing), bits, FP8)
             p = as_operand(weights, p_layout, ELEMENT)
             v_stage = stage
@@ -183,7 +183,7 @@ def consume(
                 s = hidden_where_cut(
                     s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
                 )
-                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
+                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE, FP8)
                 if not BRANCH_FIRST:
                     weights, total = weights_of(s, origin, alpha, total, bits, FP8)
                 pin(top if EARLY_WAIT else total)
@@ -209,7 +209,7 @@ def consume(
                 s = hidden_where_cut(
                     s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
                 )
-                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
+                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE, FP8)
                 weights, total = weights_of(s, origin, alpha, total, bits, FP8)
             v_stage = stage
             v_parity = parity
@@ -256,7 +256,7 @@ def consume(
                         CAUSAL, WINDOW, NEGATIVE_SCALE,
                     )  # fmt: skip
                 top = gl.full([ROWS], float("-inf"), gl.float32, s_rows)
-                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE)
+                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE, FP8)
                 s, total = weights_of(s, origin, alpha, share_sums(nothing), bits, FP8)
                 pin(top if EARLY_WAIT else total)
         acc = warpgroup_mma_wait(0, deps=(acc,))

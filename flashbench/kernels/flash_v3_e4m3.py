@@ -13,8 +13,8 @@ from __future__ import annotations
 from flashbench.kernels.flash_v3_queue import BATCH, HEAD, told
 from flashbench.kernels.gluon_names import gl, gluon
 
-LIFT: gl.constexpr = gl.constexpr(8.0)
-"""log2 of the largest weight, where e4m3 ends at 448: small weights keep 8 bits more."""
+LIFT: gl.constexpr = gl.constexpr(7.0)
+"""log2 of the weight of a score that is the running maximum, where e4m3 ends at 448: small weights keep 7 bits more."""
 LEAST_BITS: gl.constexpr = gl.constexpr(1e-30)
 """The least scale of a score, instead of 0: 0 times a hidden score, minus infinity, is no number."""
 

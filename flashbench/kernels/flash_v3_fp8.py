@@ -5,7 +5,7 @@ as before, so that at head dimension 128 they take as long as the products. The 
 
 - e4m3 has 3 bits of mantissa and ends at 448, so tensors are scaled by one factor (a descale: what one unit stands for) for each batch and
   key/value head (quantization.py). Those of Q and K become part of the scale of the scores, that of V multiplies the output once, at the end.
-  Weights, at most 1, are multiplied by 2^8, and summed up in fp32 before they are rounded.
+  Weights, at most 1, are multiplied by 2^7, and summed up in fp32 before they are rounded.
 - V comes transposed, and with its keys in the order in which one product leaves the weights to the next: a kernel of its own writes it so once
   (flash_v3_keys_last.py). Whoever quantises V, or keeps it over many calls, may store it that way in the first place, and call `prepare`.
 
@@ -30,11 +30,11 @@ from flashbench.kernels.inputs import check_inputs
 from flashbench.kernels.quantization import E4M3
 
 DESIGNS = {
-    64: Design(consumers=3, stages=4, early_wait=False),
-    128: Design(stages=3, pingpong=True, early_wait=False),
+    64: Design(consumers=3, stages=4, early_wait=False, carry=False),
+    128: Design(stages=3, carry=False),
     256: Design(pingpong=True, early_wait=False),
 }
-"""By the larger padded head dimension. Not measured yet; ping-pong from 128 on is FlashAttention-3's choice for e4m3."""
+"""By the larger padded head dimension, as measured at 4k and 16k: docs/flash-v3.md."""
 
 
 def prepare(

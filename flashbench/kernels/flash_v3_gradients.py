@@ -19,6 +19,7 @@ from flashbench.kernels.flash_v3_launches import check_supported, describe, flas
 from flashbench.kernels.flash_v3_sums import sums_launch
 from flashbench.kernels.gluon_names import TensorDescriptor, gl
 from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
+from flashbench.kernels.schedule import section_count
 from flashbench.kernels.tiles import describable
 
 MAX_HEAD_DIM = 128
@@ -151,13 +152,11 @@ def prepare(
         describe(dk, keys, width),
         describe(dv, keys, width),
     )
-    section = 1
-    if causal:
-        # What the programs of one head go over: Q and dO of its group and the sums of dQ, a section of heads in half of the L2.
-        row_bytes = (head_dim + head_dim_v) * q.element_size() + (4 * head_dim if design.with_dq else 0)
-        section = max(1, min(batch * heads_kv, limits.l2_bytes // 2 // (heads_q // heads_kv * seq_q * row_bytes)))
+    # What the programs of one head go over: Q and dO of its group and the sums of dQ.
+    row_bytes = (head_dim + head_dim_v) * q.element_size() + (4 * head_dim if design.with_dq else 0)
+    sections = section_count(batch * heads_kv, heads_q // heads_kv * seq_q * row_bytes, limits.l2_bytes)
     arguments = (
-        *descriptors, batch * heads_kv, heads_kv, heads_q // heads_kv, seq_q, seq_kv, window or 0, section, scale, scale * LOG2_E,
+        *descriptors, batch * heads_kv, heads_kv, heads_q // heads_kv, seq_q, seq_kv, window or 0, sections, scale, scale * LOG2_E,
     )  # fmt: skip
     consumer_registers, producer_registers = REGISTERS[design.consumers]
     constants = {

@@ -24,6 +24,7 @@ from flashbench.kernels.flash_v3_designs import (
 from flashbench.kernels.flash_v3_schedule import ROWS
 from flashbench.kernels.gluon_names import TensorDescriptor, gl
 from flashbench.kernels.inputs import check_inputs, device_limits, sm_count, visibility
+from flashbench.kernels.schedule import section_count
 from flashbench.kernels.tiles import describable
 
 CAPABILITY = (9, 0)
@@ -101,14 +102,11 @@ def assembled(
     rows = int(ROWS)
     descriptors = (describe(q, rows, d), describe(k, design.block_kv, d), v_tiles, describe(out, rows, dv))
     tile_count = batch * heads_q * -(-seq_q // design.block_q)
-    group = section = heads_q // heads_kv
-    if longest_first:
-        # As many heads as have keys and values that fill half of the L2 together; a query block of all of them, then the next shorter one.
-        kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
-        section *= max(1, min(batch * heads_kv, device_limits(q.device).l2_bytes // 2 // kv_head_bytes))
+    kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
+    sections = section_count(batch * heads_kv, kv_head_bytes, device_limits(q.device).l2_bytes)
     queue = next_counters(q.device) if design.persistent and design.queue else None
     arguments = (
-        *descriptors, lse, queue, descales, batch * heads_q, heads_q, group, seq_q, seq_kv, window or 0, section, tile_count,
+        *descriptors, lse, queue, descales, batch * heads_q, heads_q, heads_q // heads_kv, seq_q, seq_kv, window or 0, sections, tile_count,
         scale_in_bits(scale),
     )  # fmt: skip
     consumer_registers, producer_registers = REGISTERS[design.consumers]
@@ -128,7 +126,7 @@ def assembled(
         "LONGEST_FIRST": longest_first,
         "QUEUE": design.persistent and design.queue,
         "CARRY": carry,
-        "LAZY_RESCALE": design.lazy_rescale and descales is None,  # e4m3 has no room for larger weights
+        "LAZY_RESCALE": design.lazy_rescale,
         "EARLY_WAIT": design.early_wait,
         "NAMED_RELEASE": design.named_release,
         "OUT_TILES": out_tiles,

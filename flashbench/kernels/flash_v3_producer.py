@@ -10,13 +10,13 @@ from flashbench.kernels.gluon_names import gl, gluon, load_tile, mbarrier
 
 @gluon.jit
 def announce(
-    place, turn, told_tiles, told_full, sizes, heads_q, tile_count,
+    place, turn, told_tiles, told_full, sizes, heads_q, heads_per_kv_head, tile_count,
     BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr,
 ):  # fmt: skip
     """Tell the consumers of the tile at a place of the list, or that there is none, and give (batch, head_q, first_row, end, low)."""
-    batch_heads, seq_q, seq_kv, window, heads_per_section = sizes
+    batch_heads, seq_q, seq_kv, window, sections = sizes
     head, first_row, end, diagonal, steady, low = tile_at(
-        place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
+        place, batch_heads, seq_q, seq_kv, window, sections, heads_per_kv_head, tile_count,
         BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
     )  # fmt: skip
     if place >= tile_count:
@@ -44,8 +44,9 @@ def produce(
     turn = 0
     place = program
     batch, head_q, first_row, end, low = announce(
-        place, turn, told_tiles, told_full, sizes, heads_q, tile_count, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST
-    )
+        place, turn, told_tiles, told_full, sizes, heads_q, heads_per_kv_head, tile_count,
+        BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
+    )  # fmt: skip
     while end > 0:
         head_kv = head_q // heads_per_kv_head
         for c in gl.static_range(CONSUMERS):
@@ -63,7 +64,7 @@ def produce(
                 else:
                     place = position(turn + 1, program, programs, LONGEST_FIRST)
                 batch, head_q, first_row, end, low = announce(
-                    place, turn + 1, told_tiles, told_full, sizes, heads_q, tile_count,
+                    place, turn + 1, told_tiles, told_full, sizes, heads_q, heads_per_kv_head, tile_count,
                     BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW, LONGEST_FIRST,
                 )  # fmt: skip
             key = block * BLOCK_KV

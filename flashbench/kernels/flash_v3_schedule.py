@@ -54,12 +54,12 @@ def block_bounds(
 
 @gluon.jit
 def tile_at(
-    place, batch_heads, seq_q, seq_kv, window, heads_per_section, tile_count,
+    place, batch_heads, seq_q, seq_kv, window, sections, group, tile_count,
     BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, LONGEST_FIRST: gl.constexpr,
 ):  # fmt: skip
     """The tile at a place of the list: (batch * head, first row, and the four bounds of its blocks). Behind the last it stays there."""
     head, q_block = assigned(
-        min(place, tile_count - 1), batch_heads, gl.cdiv(seq_q, BLOCK_Q), heads_per_section, LONGEST_FIRST
+        min(place, tile_count - 1), batch_heads, gl.cdiv(seq_q, BLOCK_Q), sections, group, LONGEST_FIRST
     )
     first_row = q_block * BLOCK_Q
     end, diagonal, steady, low = block_bounds(first_row, seq_q, seq_kv, window, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW)

@@ -11,6 +11,8 @@ from flashbench.kernels.gluon_names import gl, gluon
 
 SLACK: gl.constexpr = gl.constexpr(8.0)
 """Bits by which a score may pass the running maximum before that follows: weights are at most 2^SLACK, and keep all their digits."""
+E4M3_SLACK: gl.constexpr = gl.constexpr(1.75)
+"""The same for e4m3: 2^(LIFT + E4M3_SLACK) is 431, just under its end."""
 
 
 @gluon.constexpr_function
@@ -54,11 +56,20 @@ def hidden(
 
 
 @gluon.jit
-def maxima(s, top, scale_log2, MASKED: gl.constexpr, NEGATIVE_SCALE: gl.constexpr, LAZY_RESCALE: gl.constexpr):
+def maxima(
+    s,
+    top,
+    scale_log2,
+    MASKED: gl.constexpr,
+    NEGATIVE_SCALE: gl.constexpr,
+    LAZY_RESCALE: gl.constexpr,
+    FP8: gl.constexpr,
+):
     """What the running maximum becomes with a block of scores: (origin of the block's weights, alpha, m)."""
     new_top = gl.maximum(top, row_extremes(s, NEGATIVE_SCALE) * scale_log2)
     if LAZY_RESCALE:
-        new_top = gl.where(new_top > top + SLACK, new_top, top)
+        slack: gl.constexpr = E4M3_SLACK if FP8 else SLACK
+        new_top = gl.where(new_top > top + slack, new_top, top)
     origin = new_top
     if MASKED:
         origin = gl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN

@@ -9,39 +9,62 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def dealt(place, batch_heads, blocks, heads_per_section, UNEVEN: tl.constexpr):
-    """Which (batch * head, block) has a place in a launch's list of work, blocks of a head being numbered from the longest on if UNEVEN.
+def section_count(heads: int, head_bytes: int, l2_bytes: int) -> int:
+    """Sections of `heads` that stream `head_bytes` each, as few as fit a third of the L2. Heads that share keys count as one."""
+    return -(-heads // max(1, l2_bytes // 3 // head_bytes))
 
-    Heads are taken a section at a time, one whose streamed tensors fit the L2 together; heads that share them are neighbours. Inside a
-    section the longest block of all its heads comes first (longest processing time first). The shortest third of all blocks, a ninth of a
-    causal launch's work, is kept for the end: the last section, which may be a small one, would else begin with its longest blocks when
-    nothing is left to fill the other multiprocessors with (15 % of a launch of 32 heads in sections of 5).
+
+@triton.jit
+def dealt(place, heads, blocks, sections, group, UNEVEN: tl.constexpr):
+    """Which (batch * head, block) has a place in a launch's list of work; `group` heads that follow one another share what they stream.
+
+    A group after the other, block by block. If UNEVEN, blocks of a head being numbered from the longest on: groups are taken a section at a
+    time, whose streams fit the L2 together, and inside a section the longest block of all its heads comes first (longest processing time
+    first). Sections differ by one group at most, the larger ones last: a small last one would begin with its longest blocks when nothing
+    is left to fill the other multiprocessors with. For these the shortest third of the last three sections' blocks is kept. (That of all
+    sections would fetch from HBM what the L2 has lost meanwhile: docs/portable-kernels.md.)
     """
-    kept = 0
+    small = group
+    in_small = heads
+    first = 0
+    depth = blocks
     if UNEVEN:
-        kept = blocks // 3
-    taken = blocks - kept
-    inside = place - batch_heads * taken
-    if inside >= 0:
-        head = inside % batch_heads
-        block = taken + inside // batch_heads
+        groups = heads // group
+        larger = groups % sections
+        small = groups // sections * group
+        in_small = (sections - larger) * small
+        before = tl.maximum(sections - 3, 0)
+        kept_from = before * small + tl.maximum(before + larger - sections, 0) * group
+        if place >= kept_from * blocks:
+            place -= kept_from * blocks
+            first = kept_from
+            depth = blocks - blocks // 3
+    heads_left = heads - first
+    behind = place - heads_left * depth
+    if behind >= 0:
+        head = first + behind % heads_left
+        block = depth + behind // heads_left
     else:
-        section = place // (heads_per_section * taken)
-        inside = place % (heads_per_section * taken)
-        heads_here = tl.minimum(heads_per_section, batch_heads - section * heads_per_section)
-        head = section * heads_per_section + inside % heads_here
-        block = inside // heads_here
+        at = first + place // depth
+        size = small
+        start = 0
+        if at >= in_small:
+            size = small + group
+            start = in_small
+        start += (at - start) // size * size
+        inside = place - (start - first) * depth
+        head = start + inside % size
+        block = inside // size
     return head, block
 
 
 @triton.jit
-def assigned(program, batch_heads, q_blocks, heads_per_section, CAUSAL: tl.constexpr):
+def assigned(program, heads, q_blocks, sections, group, CAUSAL: tl.constexpr):
     """Which (batch * head, query block) a program takes: everything on grid axis 0, the only one that reaches beyond 65,535.
 
     A causal head's last query block has the most keys and is its first.
     """
-    head, q_block = dealt(program, batch_heads, q_blocks, heads_per_section, CAUSAL)
+    head, q_block = dealt(program, heads, q_blocks, sections, group, CAUSAL)
     if CAUSAL:
         q_block = q_blocks - 1 - q_block
     return head, q_block

@@ -49,16 +49,15 @@ def _keys_again(p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int
     slots = cache.places(blocks_per_sm)
     if not (cache.l2_bytes and cache.sm_count and slots):
         return t.kv_heads * (streamed(ranges, t.group, slots) - first) * row, most
-    heads = heads_to_replay(t.q_heads, len(ranges), slots)
-    section, uneven = 1, schedule.longest_first and p.mask != "none"
+    heads, group, sections = heads_to_replay(t.q_heads, len(ranges), slots), 1, None
     if schedule.longest_first:
-        section = t.group
-    if uneven:
-        section *= max(1, cache.l2_bytes // 2 // (p.seq_kv * row))
+        heads, group = -(-heads // t.group) * t.group, t.group
+    if schedule.longest_first and p.mask != "none":
+        heads, sections = t.q_heads, section_count(t.kv_heads, p.seq_kv * row, cache.l2_bytes)
         ranges = ranges[::-1]
     blocks = [
         Block(head // t.group, *ranges[number], own // 2, own // 2)
-        for head, number in dealt(heads, len(ranges), section, uneven=uneven)
+        for head, number in dealt(heads, len(ranges), sections, group)
     ]
     streams = (Stream(row),)
     l2 = L2(cache.l2_bytes, cache.l2_partitions)
@@ -66,14 +65,22 @@ def _keys_again(p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int
     return min(most, l2.again * t.q_heads / heads), most
 
 
-def dealt(heads: int, blocks: int, section: int, *, uneven: bool) -> Iterator[tuple[int, int]]:
-    """(head, block) in the order in which this project's kernels start them (kernels/schedule.py, `dealt`)."""
-    taken = blocks - (blocks // 3 if uneven else 0)
-    for start in range(0, heads, section):
-        for block in range(taken):
-            yield from ((head, block) for head in range(start, min(start + section, heads)))
-    for block in range(taken, blocks):
-        yield from ((head, block) for head in range(heads))
+def section_count(heads: int, head_bytes: int, l2_bytes: int) -> int:
+    """Sections in which this project's kernels take causal heads (kernels/schedule.py, `section_count`)."""
+    return -(-heads // max(1, l2_bytes // 3 // head_bytes))
+
+
+def dealt(heads: int, blocks: int, sections: int | None, group: int) -> Iterator[tuple[int, int]]:
+    """(head, block) in the order in which this project's kernels start them (kernels/schedule.py, `dealt`); no sections: blocks of one length."""
+    kept, late = (blocks // 3, max(0, sections - 3)) if sections else (0, 0)
+    count = sections or heads // group
+    smaller, larger = divmod(heads // group, count)
+    starts = [0, *itertools.accumulate(group * (smaller + (number >= count - larger)) for number in range(count))]
+    for section, (start, end) in enumerate(itertools.pairwise(starts)):
+        for block in range(blocks - kept if section >= late else blocks):
+            yield from ((head, block) for head in range(start, end))
+    for block in range(blocks - kept, blocks):
+        yield from ((head, block) for head in range(starts[late], heads))
 
 
 def forward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
@@ -185,7 +192,10 @@ def _backward_replayed(p: Problem, cache: Cache, schedule: Schedule) -> tuple[fl
     assert cache.l2_bytes
     assert cache.sm_count
     slots = cache.sm_count * schedule.backward_blocks_per_sm
-    heads = max(t.group, heads_to_replay(t.q_heads, len(ranges), slots) // t.group * t.group)
+    heads, sections = max(t.group, heads_to_replay(t.q_heads, len(ranges), slots) // t.group * t.group), None
+    if schedule.longest_first and p.mask != "none":  # the first keys are those that most queries see
+        streamed_bytes = t.group * p.seq_q * (t.q_row + t.o_row + sums_row)
+        heads, sections = t.q_heads, section_count(t.kv_heads, streamed_bytes, cache.l2_bytes)
     streams = [Stream(t.q_row + LSE_BYTES), Stream(t.o_row), Stream(LSE_BYTES)]
     streams += [Stream(sums_row, adds=True)] if sums_row else []
     l2 = L2(cache.l2_bytes, cache.l2_partitions)
@@ -198,15 +208,11 @@ def _backward_replayed(p: Problem, cache: Cache, schedule: Schedule) -> tuple[fl
         if sums_row:
             l2.store(stream_key(3, head, at), chunk * sums_row)
     own = schedule.block_kv * (t.k_row + t.v_row)
-    section, uneven = 1, schedule.longest_first and p.mask != "none"
-    if uneven:  # the first keys are those that most queries see
-        section = max(1, cache.l2_bytes // 2 // (t.group * p.seq_q * (t.q_row + t.o_row + sums_row)))
-    kv_heads = heads // t.group
     blocks = [
         Block(
             kv_head * t.group + member, *ranges[number], own if member == 0 else 0, own if member == t.group - 1 else 0
         )
-        for kv_head, number in dealt(kv_heads, len(ranges), section, uneven=uneven)
+        for kv_head, number in dealt(heads // t.group, len(ranges), sections, 1)
         for member in range(t.group)
     ]
     replay(l2, blocks, streams, slots, cache.sm_count, chunk)

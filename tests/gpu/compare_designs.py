@@ -1,8 +1,8 @@
-"""Designs of flash-v3 against each other and their peers, in turns in one process: `python tests/gpu/compare_designs.py flash-v3 flash-v3@carry=False`.
+"""Designs of our kernels against each other and their peers, in turns in one process: `python tests/gpu/compare_designs.py flash-v3 flash-v3@carry=False`.
 
 For whoever tunes the kernel: half a minute for a dozen designs, where `flashbench sweep` measures variants with care. A name is that of a
-provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_designs.Design behind an @ if it is flash-v3's:
-`flash-v3@consumers=2+pingpong=True`. Each is compiled in a process of its own first, and its output compared with the first name's. The L2 is
+provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_designs.Design behind an @ if it is flash-v3's, a block shape if
+it is flash-v2's: `flash-v3@consumers=2+pingpong=True`, `flash-v2@64x64+w4+s3+tma`. Each is compiled in a process of its own first, and its output compared with the first name's. The L2 is
 overwritten before each launch, and a spin hides the host's work; without pauses (--idle) the card runs at its power limit,
 so that only ratios of one run count.
 """
@@ -25,7 +25,8 @@ from typing import Any
 Attention = Callable[..., Any]
 TOKENS, HIDDEN = 16384, 2048
 L2_BYTES = 256 << 20
-SPIN_CYCLES = 500_000
+SPIN_CYCLES = 1_500_000
+"""0.8 ms: what the host needs for two launches beside other processes."""
 ALIKE = {"bf16": 8e-3, "fp8": 5e-2}
 """Two right outputs differ by less, normwise."""
 
@@ -53,6 +54,11 @@ def shape(length: int, head_dim: int) -> tuple[int, int, int, int]:
 def attention(name: str, length: int, head_dim: int, mask: str, dtype: str) -> Attention:
     """The callable of a provider, or of a design of flash-v3, for a shape."""
     provider, _, fields = name.partition("@")
+    if fields and provider == "flash-v2":
+        from flashbench.kernels.blocks import parse_shape
+        from flashbench.kernels.flash_v2 import flash_v2_forward
+
+        return partial(flash_v2_forward, mask=mask, blocks=parse_shape(fields.replace("+", " ")))
     if fields:
         from flashbench.kernels import flash_v3_fp8
         from flashbench.kernels.flash_v3_designs import design_for

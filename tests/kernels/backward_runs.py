@@ -99,7 +99,7 @@ def _concentration(error: torch.Tensor) -> float:
     """How few rows make up the error: 1 where a single one errs, 1 / n where n do so alike."""
     squares = error.square().sum(-1)
     total = squares.sum()
-    return (squares.square().sum() / total**2).item() if total > 0 else 1.0
+    return (squares / total).square().sum().item() if total > 0 else 1.0
 
 
 def compared(

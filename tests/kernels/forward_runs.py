@@ -66,12 +66,12 @@ def elements_written_beyond_the_end(
     return sum(int((buffer[-4096:] != untouched).sum()) for buffer in buffers.values())
 
 
-def order_of_work(batch_heads: int, q_blocks: int, heads_per_section: int, causal: bool) -> list[tuple[int, int]]:
+def order_of_work(heads: int, q_blocks: int, sections: int, group: int, causal: bool) -> list[tuple[int, int]]:
     """The (head, query block) of each program in turn."""
     from order_kernel import record_order
 
-    found = torch.full((batch_heads * q_blocks, 2), -1, dtype=torch.int32)
-    record_order[(batch_heads * q_blocks,)](found, batch_heads, q_blocks, heads_per_section, CAUSAL=causal)
+    found = torch.full((heads * q_blocks, 2), -1, dtype=torch.int32)
+    record_order[(heads * q_blocks,)](found, heads, q_blocks, sections, group, CAUSAL=causal)
     return [(head, q_block) for head, q_block in found.tolist()]
 
 

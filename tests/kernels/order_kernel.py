@@ -7,9 +7,9 @@ from flashbench.kernels.schedule import assigned, query_ranges
 
 
 @triton.jit
-def record_order(found, batch_heads, q_blocks, heads_per_section, CAUSAL: tl.constexpr):
+def record_order(found, heads, q_blocks, sections, group, CAUSAL: tl.constexpr):
     program = tl.program_id(0)
-    head, q_block = assigned(program, batch_heads, q_blocks, heads_per_section, CAUSAL)
+    head, q_block = assigned(program, heads, q_blocks, sections, group, CAUSAL)
     tl.store(found + 2 * program, head)
     tl.store(found + 2 * program + 1, q_block)
 

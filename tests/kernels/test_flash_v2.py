@@ -177,37 +177,39 @@ def test_the_worked_example_of_the_online_softmax(interpreted: Any) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("heads", "q_blocks", "section"), [(6, 5, 2), (7, 3, 4), (1, 4, 1), (3, 1, 3)])
-def test_every_block_of_queries_is_taken_once(
-    heads: int, q_blocks: int, section: int, causal: bool, interpreted: Any
-) -> None:
-    order = interpreted(order_of_work, heads, q_blocks, section, causal)
-    assert sorted(order) == list(itertools.product(range(heads), range(q_blocks)))
-
-
-def test_the_longest_causal_blocks_come_first_and_heads_that_share_keys_together(interpreted: Any) -> None:
-    order = interpreted(order_of_work, 4, 2, 2, True)
-    assert order == [(0, 1), (1, 1), (0, 0), (1, 0), (2, 1), (3, 1), (2, 0), (3, 0)]
-
-
-def test_the_shortest_third_of_causal_blocks_is_kept_for_the_end(interpreted: Any) -> None:
-    order = interpreted(order_of_work, 3, 3, 2, True)
-    assert order == [(0, 2), (1, 2), (0, 1), (1, 1), (2, 2), (2, 1), (0, 0), (1, 0), (2, 0)]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("heads", "q_blocks", "section"), [(6, 5, 2), (7, 3, 4), (1, 4, 1), (3, 9, 3)])
-def test_the_model_starts_blocks_in_the_order_of_the_kernels(
-    heads: int, q_blocks: int, section: int, causal: bool, interpreted: Any
+@pytest.mark.parametrize(
+    ("heads", "q_blocks", "sections", "group"),
+    [(6, 5, 2, 2), (7, 3, 4, 1), (1, 4, 1, 1), (3, 1, 3, 1), (12, 9, 2, 4), (8, 8, 8, 1), (10, 4, 3, 2)],
+)
+def test_every_block_of_queries_is_taken_once_in_the_order_that_the_model_takes(
+    heads: int, q_blocks: int, sections: int, group: int, causal: bool, interpreted: Any
 ) -> None:
     from flashbench.model.tiled import dealt
 
-    order = interpreted(order_of_work, heads, q_blocks, section, causal)
-    modelled = [
-        (head, q_blocks - 1 - block if causal else block)
-        for head, block in dealt(heads, q_blocks, section, uneven=causal)
-    ]
-    assert order == modelled
+    order = interpreted(order_of_work, heads, q_blocks, sections, group, causal)
+    assert sorted(order) == list(itertools.product(range(heads), range(q_blocks)))
+    modelled = dealt(heads, q_blocks, sections if causal else None, group)
+    assert order == [(head, q_blocks - 1 - block if causal else block) for head, block in modelled]
+
+
+def test_the_longest_causal_blocks_of_a_section_come_first(interpreted: Any) -> None:
+    order = interpreted(order_of_work, 4, 2, 2, 2, True)
+    assert order == [(0, 1), (1, 1), (0, 0), (1, 0), (2, 1), (3, 1), (2, 0), (3, 0)]
+
+
+def test_heads_that_share_keys_come_together_without_a_mask(interpreted: Any) -> None:
+    order = interpreted(order_of_work, 4, 2, 1, 2, False)
+    assert order == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
+
+
+def test_of_the_last_two_sections_which_are_the_larger_the_shortest_quarter_is_kept_for_the_end(
+    interpreted: Any,
+) -> None:
+    order = interpreted(order_of_work, 4, 4, 3, 1, True)
+    first = [(0, 3), (0, 2), (0, 1), (0, 0)]
+    second = [(1, 3), (1, 2), (1, 1)]
+    third = [(2, 3), (3, 3), (2, 2), (3, 2), (2, 1), (3, 1)]
+    assert order == [*first, *second, *third, (1, 0), (2, 0), (3, 0)]
 
 
 quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

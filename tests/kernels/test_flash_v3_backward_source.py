@@ -21,7 +21,7 @@ SCALE = 0.125
 lengths = st.integers(1, 420)
 masks = st.one_of(st.sampled_from(["none", "causal"]), st.integers(1, 450).map("window:{}".format))
 designs = st.fixed_dictionaries(
-    {"halves": st.sampled_from([1, 2]), "stages": st.sampled_from([2, 3]), "section": st.integers(1, 3)}
+    {"halves": st.sampled_from([1, 2]), "stages": st.sampled_from([2, 3]), "sections": st.integers(1, 3)}
 )
 
 

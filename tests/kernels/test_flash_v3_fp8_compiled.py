@@ -54,7 +54,8 @@ def complaints(figures: dict[str, Any]) -> list[str]:
         "not loaded and stored by the copy engine": not (count["load"] and count["store"] >= consumers),
         f"{len(softmaxes)} softmaxes beside a product": len(softmaxes) != consumers * (1 + figures["carries"]),
     }
-    exponentials = figures["exponentials"]
+    # Where the product is waited for at the row maxima, and rescaling comes next, the weights are made behind it.
+    exponentials = 0 if figures["waits_early"] and figures["skips_rescaling"] else figures["exponentials"]
     # The first softmax of a consumer is that of its loop over keys, where its weights become an operand.
     for softmax in softmaxes[:: 1 + figures["carries"]]:
         pairs = softmax["pair in e4m3"]

@@ -62,17 +62,17 @@ def test_dealing_back_and_forth_gives_every_program_as_much_of_a_list_from_long_
 
 
 @given(
-    heads_kv=st.integers(1, 5), group=st.integers(1, 4), section=st.integers(1, 6), seq_q=lengths, seq_kv=lengths,
+    heads_kv=st.integers(1, 5), group=st.integers(1, 4), sections=st.integers(1, 6), seq_q=lengths, seq_kv=lengths,
     longest_first=st.booleans(), behind=st.integers(0, 300),
 )  # fmt: skip
 def test_every_query_of_every_head_is_in_one_tile_and_behind_the_last_tile_there_is_no_other(
-    heads_kv: int, group: int, section: int, seq_q: int, seq_kv: int, longest_first: bool, behind: int
+    heads_kv: int, group: int, sections: int, seq_q: int, seq_kv: int, longest_first: bool, behind: int
 ) -> None:
     block_q, heads = 128, heads_kv * group
     blocks = -(-seq_q // block_q)
     there = types.SimpleNamespace(cdiv=TL.cdiv)
     tile_at = in_python(flash_v3_schedule.tile_at, gl=there, assigned=assigned, block_bounds=block_bounds)
-    sizes = (heads, seq_q, seq_kv, 0, section * group, heads * blocks)
+    sizes = (heads, seq_q, seq_kv, 0, min(sections, heads_kv), group, heads * blocks)
     tiles = [tile_at(place, *sizes, block_q, 128, True, False, longest_first) for place in range(heads * blocks)]
     found = [tile[:2] for tile in tiles]
     assert tile_at(heads * blocks + behind, *sizes, block_q, 128, True, False, longest_first) == tiles[-1]

@@ -24,7 +24,7 @@ designs = st.fixed_dictionaries(
         "consumers": st.sampled_from([2, 3]),
         "block_kv": st.sampled_from([64, 128]),
         "stages": st.integers(1, 3),
-        "section": st.integers(1, 3),
+        "sections": st.integers(1, 3),
         "out_tiles": st.booleans(),
         "OVERLAP": st.booleans(),
         "PINGPONG": st.booleans(),

@@ -43,8 +43,6 @@ def compiled_case(case: AttentionProblem, variant: str) -> dict[str, Any]:
     figures, ptx, sass = compiled_launch(case, launch)
     return figures | {
         "variant": variant,
-        "waits_early": launch.design.early_wait,
-        "skips_rescaling": launch.design.lazy_rescale,
         "threads": int(re.search(r"\.reqntid (\d+)", ptx)[1]),
         "registers_at_launch": int(re.search(r"\.maxnreg (\d+)", ptx)[1]),
         "registers_set": sorted({int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}),
@@ -70,6 +68,8 @@ def compiled_launch(case: AttentionProblem, launch: Any, element_bytes: int = 2)
         "name": case.name,
         "consumers": launch.design.consumers,
         "carries": constants["CARRY"],
+        "waits_early": launch.design.early_wait,
+        "skips_rescaling": launch.design.lazy_rescale,
         "spilled_bytes": int(spilled[1]),
         "serialised": "wgmma.mma_async instructions are serialized" in log,
         "shared_bytes": compiled.metadata.shared,

@@ -350,7 +350,7 @@ def in_python(program: int, programs: int, kernel: str = "flash_v3") -> dict[str
 
 def attend(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: str, scale: float, programs: int, consumers: int = 2, block_kv: int = 64,
-    stages: int = 2, section: int = 1, out_tiles: bool = True, descales: np.ndarray | None = None, broken: dict[str, Any] | None = None,
+    stages: int = 2, sections: int = 1, out_tiles: bool = True, descales: np.ndarray | None = None, broken: dict[str, Any] | None = None,
     **switches: bool,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Output and log-sum-exp of the kernel for q (B, Hq, Sq, D), k and v (B, Hkv, Skv, D), D one of 64, 128, 256, in `programs` programs.
@@ -376,7 +376,7 @@ def attend(
         scope["flash_v3_kernel"](
             Descriptor(q, 64, d, dtype), Descriptor(k, block_kv, d, dtype), Descriptor(v, *v_tile, dtype),
             Descriptor(out, 64, d, "fp32"), Pointer(lse), Pointer(queue), units,
-            *map(Index, (batch * heads_q, heads_q, group, seq_q, seq_kv, window, section * group, tiles)), np.float32(scale * np.log2(np.e)),
+            *map(Index, (batch * heads_q, heads_q, group, seq_q, seq_kv, window, min(sections, batch * heads_kv), tiles)), np.float32(scale * np.log2(np.e)),
             CONSUMERS=consumers, D=d, DV=d, BLOCK_KV=block_kv, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
             TAIL=mask == "none" and seq_kv % block_kv != 0, NEGATIVE_SCALE=scale < 0, WITH_LSE=True, OUT_TILES=out_tiles,
             CONSUMER_REGISTERS=0, PRODUCER_REGISTERS=0,
@@ -388,7 +388,7 @@ def attend(
 
 def differentiate(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, d_out: np.ndarray, lse: np.ndarray, delta: np.ndarray, *, mask: str, scale: float,
-    halves: int = 1, stages: int = 2, section: int = 1, with_dq: bool = True, broken: dict[str, Any] | None = None,
+    halves: int = 1, stages: int = 2, sections: int = 1, with_dq: bool = True, broken: dict[str, Any] | None = None,
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
     """dQ, dK and dV of the backward kernel, for lse (natural) and delta (B, Hq, Sq), D one of 64 and 128."""
     batch, heads_q, seq_q, d = q.shape
@@ -411,7 +411,7 @@ def differentiate(
             Descriptor(q, 64, d, "fp32"), Descriptor(k, 64, d, "fp32"), Descriptor(v, 64, d, "fp32"), Descriptor(d_out, 64, d, "fp32"),
             Descriptor(rows[0], 1, 64, "fp32"), Descriptor(rows[1], 1, 64, "fp32"),
             Descriptor(sums, 64, d // 2 if halves == 1 else d, "fp32"), Descriptor(dk, 64, d, "fp32"), Descriptor(dv, 64, d, "fp32"),
-            *map(Index, (batch * heads_kv, heads_kv, heads_q // heads_kv, seq_q, seq_kv, window, section)),
+            *map(Index, (batch * heads_kv, heads_kv, heads_q // heads_kv, seq_q, seq_kv, window, min(sections, batch * heads_kv))),
             np.float32(scale), np.float32(scale * np.log2(np.e)),
             CONSUMERS=2, D=d, HALVES=halves, STAGES=stages, CAUSAL=mask != "none", WINDOW=inside,
             TAIL=mask == "none" and seq_kv % 128 != 0, WITH_DQ=with_dq, CONSUMER_REGISTERS=0, PRODUCER_REGISTERS=0,
