@@ -59,6 +59,29 @@ def masked(
     return tl.where(seen, s, float("inf") if NEGATIVE_SCALE else float("-inf"))
 
 
+# On sm_80 and sm_90 four threads share a row of a product, and each of them has two columns side by side of every eight. Reduced axis by axis in
+# that shape, what lies in one thread comes first, in chains beside each other; `max(s, 1)` is one chain. Behind a branch (the mask) the compiler
+# keeps no account of who has what, and exchanges it all.
+
+
+@triton.jit
+def share_sums(p):
+    """Sums over the keys, one for each of the four threads that share a row, (queries, 4)."""
+    return tl.sum(tl.sum(p.reshape(p.shape[0], p.shape[1] // 8, 4, 2), 3), 1)
+
+
+@triton.jit
+def row_extremes(s, NEGATIVE_SCALE: tl.constexpr):
+    """The largest score of each row, the smallest if the scale is negative: (queries,)."""
+    CHAINS: tl.constexpr = 4 if s.shape[1] >= 32 else 1
+    chains = s.reshape(s.shape[0], CHAINS, s.shape[1] // 8 // CHAINS, 4, 2)
+    if NEGATIVE_SCALE:
+        extreme = tl.min(tl.min(tl.min(tl.min(chains, 2), 1), 2), 1)
+    else:
+        extreme = tl.max(tl.max(tl.max(tl.max(chains, 2), 1), 2), 1)
+    return extreme
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def flash_v2_kernel(
     q, k, v,  # pointers, or tensor descriptors of shape (batch, heads, seq, head dim)
@@ -73,6 +96,7 @@ def flash_v2_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,  # TAIL: the last block of keys is not whole
     NEGATIVE_SCALE: tl.constexpr, WITH_LSE: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIPTORS: tl.constexpr, ONE_LOOP: tl.constexpr,
+    QUADS: tl.constexpr,  # four threads share a row of a product: of the matrix units of sm_80 and sm_90
     LATE: tl.constexpr,  # without a mask, through descriptors and in half precision only
 ):  # fmt: skip
     head, q_block = assigned(
@@ -90,7 +114,9 @@ def flash_v2_kernel(
     )
     q_tile = load_rows(q, q_strides, batch, head_q, first_row, seq_q, HEAD_DIM, BLOCK_Q, D, True, DESCRIPTORS)
     acc = tl.zeros([BLOCK_Q, DV], tl.float32)  # o, unnormalised
-    total = tl.zeros([BLOCK_Q], tl.float32)  # l
+    # Without a mask nothing stands between a product and its softmax, and rows can be reduced by what a thread has of them.
+    PLAIN: tl.constexpr = QUADS and not (CAUSAL or TAIL)
+    total = tl.zeros([BLOCK_Q, 4] if PLAIN else [BLOCK_Q], tl.float32)  # l
     top = tl.full([BLOCK_Q], float("-inf"), tl.float32)  # m, in bits
 
     v_dtype: tl.constexpr = v.dtype if DESCRIPTORS else v.dtype.element_ty
@@ -115,14 +141,17 @@ def flash_v2_kernel(
                 )
                 acc = tl.dot(last_p.to(v_dtype, bitcast=True), v_tile, acc * last_alpha[:, None])
             # The largest scaled score is the scale times the largest score, or the smallest where the scale is negative.
-            extreme = tl.min(s, 1) if NEGATIVE_SCALE else tl.max(s, 1)
+            if PLAIN or (QUADS and part == 1 and not ONE_LOOP):
+                extreme = row_extremes(s, NEGATIVE_SCALE)
+            else:
+                extreme = tl.min(s, 1) if NEGATIVE_SCALE else tl.max(s, 1)
             new_top = tl.maximum(top, extreme * scale_log2)
             origin = new_top
             if (CAUSAL or TAIL) and part != 1:
                 origin = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet: -inf - -inf would be NaN
             p = tl.exp2(s * scale_log2 - origin[:, None])
             alpha = tl.exp2(top - origin)
-            total = total * alpha + tl.sum(p, 1)
+            total = total * alpha[:, None] + share_sums(p) if PLAIN else total * alpha + tl.sum(p, 1)
             top = new_top
             if LATE:
                 last_p = p.to(v_dtype).to(tl.int16, bitcast=True)
@@ -137,6 +166,8 @@ def flash_v2_kernel(
         v_tile = load_rows(v, v_strides, batch, head_kv, last, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS)
         acc = tl.dot(last_p.to(v_dtype, bitcast=True), v_tile, acc * last_alpha[:, None])
 
+    if PLAIN:
+        total = tl.sum(total, 1)
     # A query that saw no key has total 0 and top -inf: its output is 0, its log-sum-exp -inf.
     divisor = tl.where(total > 0.0, total, 1.0)
     out = acc * (1.0 / divisor)[:, None]
@@ -188,8 +219,8 @@ def prepare(
     limits = device_limits(q.device)
     readable = describable(q) and describable(k) and describable(v)
     may_be_late = readable and not causal and q.element_size() == 2
+    dtype = product_dtype(q, precision)
     if blocks is None:
-        dtype = product_dtype(q, precision)
         blocks = default_blocks(
             limits.capability,
             dtype,
@@ -230,6 +261,7 @@ def prepare(
         "PRECISION": precision,
         "DESCRIPTORS": blocks.descriptors,
         "ONE_LOOP": not (causal or tail) or may_branch(limits.capability, blocks, max(d, dv)),
+        "QUADS": family(limits.capability) != "sm_100" and dtype != "fp32",
         "LATE": blocks.late,
         "num_warps": blocks.num_warps,
         "num_stages": blocks.num_stages,

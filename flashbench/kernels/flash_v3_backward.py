@@ -67,6 +67,7 @@ EXCHANGE: gl.constexpr = gl.constexpr(8)  # the named barrier where consumers me
 COUNTS = ("batch_heads", "heads_kv", "heads_per_kv_head", "seq_q", "seq_kv", "window", "sections")
 
 # The same source, compiled by Gluon: a kernel of one language may not count on calling functions of the other.
+dealt_by_length = gluon.jit(schedule.dealt_by_length.fn)
 dealt = gluon.jit(schedule.dealt.fn)
 query_ranges = gluon.jit(schedule.query_ranges.fn)
 

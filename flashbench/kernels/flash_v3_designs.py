@@ -65,7 +65,7 @@ class Design:
 # consumers share them), then as many stages as fit. What else is switched on where is measured: docs/flash-v3.md.
 DESIGNS = {
     64: Design(consumers=3, stages=3),
-    128: Design(),
+    128: Design(pingpong=True),
     256: Design(block_kv=64, pingpong=True, named_release=True),
 }
 SHORT_KEYS = 1024

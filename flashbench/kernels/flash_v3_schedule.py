@@ -14,6 +14,7 @@ ROWS: gl.constexpr = gl.constexpr(64)
 """Queries of a consumer: as many as one warpgroup's matrix product has."""
 
 # The same source, compiled by Gluon: a kernel of one language may not count on calling functions of the other.
+dealt_by_length = gluon.jit(schedule.dealt_by_length.fn)
 dealt = gluon.jit(schedule.dealt.fn)
 assigned = gluon.jit(schedule.assigned.fn)
 key_ranges = gluon.jit(schedule.key_ranges.fn)

@@ -24,21 +24,32 @@ def dealt(place, heads, blocks, sections, group, UNEVEN: tl.constexpr):
     is left to fill the other multiprocessors with. For these the shortest third of the last three sections' blocks is kept. (That of all
     sections would fetch from HBM what the L2 has lost meanwhile: docs/portable-kernels.md.)
     """
-    small = group
-    in_small = heads
+    if UNEVEN:
+        head, block = dealt_by_length(place, heads, blocks, sections, group)
+    else:
+        inside = place % (group * blocks)
+        head = place // (group * blocks) * group + inside % group
+        block = inside // group
+    return head, block
+
+
+@triton.jit
+def dealt_by_length(place, heads, blocks, sections, group):
+    """`dealt` if UNEVEN."""
+    groups = heads // group
+    larger = groups % sections
+    small = groups // sections * group
+    in_small = (sections - larger) * small  # heads of the smaller sections, which come first
+    before = tl.maximum(sections - 3, 0)
+    kept_from = (
+        before * small + tl.maximum(before + larger - sections, 0) * group
+    )  # first head of the last three sections
     first = 0
     depth = blocks
-    if UNEVEN:
-        groups = heads // group
-        larger = groups % sections
-        small = groups // sections * group
-        in_small = (sections - larger) * small
-        before = tl.maximum(sections - 3, 0)
-        kept_from = before * small + tl.maximum(before + larger - sections, 0) * group
-        if place >= kept_from * blocks:
-            place -= kept_from * blocks
-            first = kept_from
-            depth = blocks - blocks // 3
+    if place >= kept_from * blocks:
+        place -= kept_from * blocks
+        first = kept_from
+        depth = blocks - blocks // 3
     heads_left = heads - first
     behind = place - heads_left * depth
     if behind >= 0:

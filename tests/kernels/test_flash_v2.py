@@ -202,14 +202,14 @@ def test_heads_that_share_keys_come_together_without_a_mask(interpreted: Any) ->
     assert order == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
 
 
-def test_of_the_last_two_sections_which_are_the_larger_the_shortest_quarter_is_kept_for_the_end(
+def test_of_the_last_three_sections_which_are_the_larger_the_shortest_third_is_kept_for_the_end(
     interpreted: Any,
 ) -> None:
-    order = interpreted(order_of_work, 4, 4, 3, 1, True)
-    first = [(0, 3), (0, 2), (0, 1), (0, 0)]
-    second = [(1, 3), (1, 2), (1, 1)]
-    third = [(2, 3), (3, 3), (2, 2), (3, 2), (2, 1), (3, 1)]
-    assert order == [*first, *second, *third, (1, 0), (2, 0), (3, 0)]
+    order = interpreted(order_of_work, 5, 3, 4, 1, True)
+    first = [(0, 2), (0, 1), (0, 0)]
+    second, third = [(1, 2), (1, 1)], [(2, 2), (2, 1)]
+    last = [(3, 2), (4, 2), (3, 1), (4, 1)]
+    assert order == [*first, *second, *third, *last, (1, 0), (2, 0), (3, 0), (4, 0)]
 
 
 quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
