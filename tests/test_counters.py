@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from flashbench.analysis.counted import compare
 from flashbench.cli import counters as cli
 from flashbench.errors import FlashbenchError, StoreError, UsageError
-from flashbench.model import tiled
 from flashbench.model.schedule import Schedule
 from flashbench.model.traffic import traffic
 from flashbench.providers.table import get
@@ -306,9 +305,16 @@ LOOSE: dict[str, tuple[float | None, float | None]] = {
             "b1 h16 s16384 d128 causal": (0.40, None),
         }.items()
     },
+    # What its programs read drifts further apart than the replay says.
+    "flash-v2 forward bf16 b1 h32 s16384 d64 causal": (0.07, None),
+    "flash-v2 forward bf16 b4 h32 s4096 d64 causal": (0.07, None),
+    "flash-v2 forward bf16 b4 h16 s4096 d128 causal": (0.08, None),
+    "flash-v2 forward bf16 b1 h16 s16384 d128 causal": (0.055, None),
+    "flash-v2 forward bf16 b4 h32 s16384 d64 causal": (0.055, None),
     "flash-v2 backward bf16 b4 h16 s4096 d128 causal": (0.07, 0.05),
-    "flash-v2 backward bf16 b1 h16 s16384 d128 causal": (0.085, 0.05),
-    "flash-v2 forward bf16 b8 h16 s16384 d128": (0.08, 0.05),
+    "flash-v3 forward bf16 b1 h8 s16384 d256 causal": (0.055, None),
+    "flash-v2 forward bf16 b8 h16 s16384 d128": (0.26, 0.05),
+    "flash-v2 forward bf16 b1 h1 s524288 d128": (0.44, 0.05),
     # The library reads its operands more than once; the model of a product alone does not know its tiles.
     "gemm-qk forward bf16 b2 h16 s8192 d128": (0.36, 0.05),
     # A share of next to nothing.
@@ -320,36 +326,6 @@ LOOSE: dict[str, tuple[float | None, float | None]] = {
 }
 
 
-def sections(heads: int, blocks: int, section: int, *, uneven: bool) -> Iterator[tuple[int, int]]:
-    for start in range(0, heads, section):
-        for block in range(blocks):
-            yield from ((head, block) for head in range(start, min(start + section, heads)))
-
-
-LOOSE_NOW: dict[str, tuple[float | None, float | None]] = {
-    "flash-v3 backward bf16 b1 h16 s16384 d128": (0.055, None),
-    # The shortest blocks of all heads, at the end, find less in the L2 than the replay says.
-    "flash-v2 forward bf16 b1 h16 s16384 d128 causal": (0.31, None),
-    "flash-v3 forward bf16 b1 h16 s16384 d128 causal": (0.12, None),
-    "flash-v2 backward bf16 b1 h16 s16384 d128 causal": (0.23, None),
-    "flash-v3 backward bf16 b1 h16 s16384 d128 causal": (0.125, None),
-    "flash-v3 backward bf16 b4 h16 s4096 d128 causal": (0.165, None),
-}
-"""As LOOSE, for kernels whose causal launches end with the shortest blocks of all heads."""
-
-
-@pytest.fixture
-def in_sections_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The order of the kernels that were counted, before the shortest causal blocks were kept for the end of a launch."""
-    replays = (tiled._keys_again, tiled._backward_replayed)
-    monkeypatch.setattr(tiled, "dealt", sections)
-    for replay in replays:
-        replay.cache_clear()
-    yield
-    for replay in replays:
-        replay.cache_clear()
-
-
 def reference(*folders: str) -> dict[str, tuple[Counted, Device]]:
     found: dict[str, tuple[Counted, Device]] = {}
     for folder in folders:
@@ -358,18 +334,13 @@ def reference(*folders: str) -> dict[str, tuple[Counted, Device]]:
     return found
 
 
-BEFORE = reference("counters", "counters-kernels")
-NOW = reference("counters-v3")
+COUNTED = reference("counters", "counters-kernels")
+"""A case of both is that of the latter: the kernels' present order of work."""
 
 
-@pytest.mark.parametrize("key", BEFORE)
-def test_the_model_holds_to_the_bytes_that_were_counted_on_an_h200(key: str, in_sections_alone: None) -> None:
-    assert_holds(*BEFORE[key], *LOOSE.get(key, (ALLOWED, ALLOWED)))
-
-
-@pytest.mark.parametrize("key", NOW)
-def test_the_model_holds_to_what_the_present_order_of_work_was_counted_to_move(key: str) -> None:
-    assert_holds(*NOW[key], *LOOSE_NOW.get(key, (ALLOWED, None)))
+@pytest.mark.parametrize("key", COUNTED)
+def test_the_model_holds_to_the_bytes_that_were_counted_on_an_h200(key: str) -> None:
+    assert_holds(*COUNTED[key], *LOOSE.get(key, (ALLOWED, ALLOWED)))
 
 
 def assert_holds(one: Counted, device: Device, reads: float | None, writes: float | None) -> None:
@@ -385,8 +356,7 @@ def assert_holds(one: Counted, device: Device, reads: float | None, writes: floa
 
 
 def test_every_loose_bound_belongs_to_a_case_that_was_counted() -> None:
-    assert set(LOOSE) <= set(BEFORE)
-    assert set(LOOSE_NOW) <= set(NOW)
+    assert set(LOOSE) <= set(COUNTED)
 
 
 def run(*arguments: str) -> str:

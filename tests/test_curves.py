@@ -127,5 +127,14 @@ def test_an_unknown_view_names_the_nearest() -> None:
         curves(frame(row("naive", 512)), "memroy")
 
 
+def test_a_legend_of_several_lines_stands_clear_of_the_panels_titles() -> None:
+    variants = ["bare", "overlap", "persistent", "dealt", "queue", "early-wait", "one-tile", "no-overlap", "pingpong"]
+    figure = curves(frame(*(each for name in variants for each in sweep(f"flash-v3:{name}"))))
+    renderer = figure.canvas.get_renderer()
+    (legend,) = figure.legends
+    titles = [axes._left_title.get_window_extent(renderer) for axes in figure.axes]
+    assert legend.get_window_extent(renderer).y0 > max(title.y1 for title in titles)
+
+
 def test_the_title_names_view_and_device() -> None:
     assert f"Peak memory of attention on {H100}" in texts(curves(frame(row("naive", 512)), "memory"))

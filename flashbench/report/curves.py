@@ -85,6 +85,7 @@ def curves(frame: pd.DataFrame, view: str = "time", *, title: str = "") -> Figur
     markers = f"Markers: {marker_key({p.dtype for p in points})}."
     caption = selection.caption()
     footer = [f"{series.conditions_text(points)} {shown.caption} {markers}", *([caption] if caption else [])]
+    looks = provider_looks(p.provider for p in points)
     with page.look_of_page():
         sheet = page.sheet(
             len(panel_rows),
@@ -92,8 +93,8 @@ def curves(frame: pd.DataFrame, view: str = "time", *, title: str = "") -> Figur
             {1: (6.6, 4.2), 2: (5.0, 3.4)}.get(len(masks), (4.3, 3.0)),
             title or f"{shown.title} of attention{over} on {' and '.join(selection.devices)}",
             footer,
+            legend_entries=len(looks),
         )
-        looks = provider_looks(p.provider for p in points)
         _set_axes(sheet.first, shown, points)
         for panel_row, line in zip(panel_rows, sheet.panels, strict=True):
             for mask, axes in zip(masks, line, strict=True):

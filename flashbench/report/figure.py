@@ -111,9 +111,10 @@ def sheet(
     panel_inches: tuple[float, float],
     title: str,
     footer: Sequence[str],
+    legend_entries: int,
     right_inches: float = 0.2,
 ) -> Sheet:
-    """A page of `rows` × `columns` panels of exactly `panel_inches`, a title above and footer paragraphs, wrapped, below.
+    """A page of `rows` × `columns` panels of exactly `panel_inches`, a title and a legend above and footer paragraphs, wrapped, below.
 
     `right_inches` is what is kept free beside the last column for labels of horizontal lines.
     """
@@ -127,7 +128,7 @@ def sheet(
     lines = [line for text in footer for line in textwrap.wrap(text, int((page_width - 0.3) / 0.066))]
     line_height = SMALL_PT * 1.35 / 72
     bottom = 0.6 + len(lines) * line_height + 0.15
-    top = 0.85
+    top = 0.68 + 0.17 * -(-legend_entries // legend_columns(page_width, legend_entries))
     page_height = bottom + rows * height + (rows - 1) * gap_y + top
 
     figure = Figure(figsize=(page_width, page_height), dpi=DPI, facecolor="white")
@@ -152,6 +153,11 @@ def sheet(
     return Sheet(figure, tuple(grid))
 
 
+def legend_columns(page_inches: float, entries: int) -> int:
+    """Entries side by side in a legend as wide as the page."""
+    return min(entries, max(2, int(page_inches / 1.7)))
+
+
 def provider_legend(page: Sheet, looks: dict[str, Look]) -> None:
     """One entry per provider, under the title; markers stand for dtypes and are explained in the footer."""
     from matplotlib.lines import Line2D
@@ -166,7 +172,7 @@ def provider_legend(page: Sheet, looks: dict[str, Look]) -> None:
         handles=handles,
         loc="upper left",
         bbox_to_anchor=(box.x0, 1 - 0.36 / height),
-        ncols=min(len(handles), max(2, int(page.figure.get_figwidth() / 1.7))),
+        ncols=legend_columns(page.figure.get_figwidth(), len(handles)),
         frameon=False,
         borderaxespad=0,
         borderpad=0,

@@ -49,15 +49,16 @@ def roofline(
     panel_rows, masks = series.panels(points)
     scale = scale_for(points, machines, own, len(masks), "l2" in levels)
     with page.look_of_page():
+        looks = provider_looks(p.provider for p in points)
         sheet = page.sheet(
             len(panel_rows),
             len(masks),
             scale.panel_inches,
             title or f"Roofline of attention on {' and '.join(selection.devices)}",
             footer(selection, scale),
+            legend_entries=len(looks),
             right_inches=1.9,
         )
-        looks = provider_looks(p.provider for p in points)
         for panel_row, line in zip(panel_rows, sheet.panels, strict=True):
             for mask, axes in zip(masks, line, strict=True):
                 here = [p for p in points if p.panel_row == panel_row and p.mask == mask]

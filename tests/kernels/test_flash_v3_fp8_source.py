@@ -32,6 +32,8 @@ designs = st.fixed_dictionaries(
         "PINGPONG": st.booleans(),
         "QUEUE": st.booleans(),
         "CARRY": st.booleans(),
+        "EARLY_WAIT": st.booleans(),
+        "LAZY_RESCALE": st.booleans(),
     }
 )
 
@@ -133,8 +135,11 @@ def test_quantised_tensors_reach_448_in_every_head_and_stand_for_what_they_were(
         assert ((stands_for - exact).abs() <= allowed * (1 + 1e-5)).all()
 
 
+@pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(("draw", "most"), [(torch.randn, 4e-3), (outliers, 2 * 2.4e-2)])
-def test_the_error_of_8_bits_is_that_of_flashattention_3s(draw: Callable[..., torch.Tensor], most: float) -> None:
+def test_the_error_of_8_bits_is_that_of_flashattention_3s(
+    draw: Callable[..., torch.Tensor], most: float, lazy: bool
+) -> None:
     # FlashAttention-3, table 3: 2.4e-2 with a scale a tensor, for entries of which one in a thousand is ten times as large.
     from flashbench.kernels.quantization import quantized
 
@@ -142,7 +147,7 @@ def test_the_error_of_8_bits_is_that_of_flashattention_3s(draw: Callable[..., to
     q, k, v = (draw(1, 1, 1024, 128) for _ in range(3))
     *units, descales = quantized(q, k, v)
     problem = with_descales(*(x.float() for x in units), descales)
-    out, _ = attended(problem, "none", 128**-0.5, programs=2, block_kv=128)
+    out, _ = attended(problem, "none", 128**-0.5, programs=2, block_kv=128, LAZY_RESCALE=lazy)
     expected, _ = reference(q, k, v)
     assert rmse(out, expected) < most
 
