@@ -34,9 +34,9 @@ import torch
 import triton
 import triton.language as tl
 
-from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, family, padded
+from flashbench.kernels.blocks import SHORT_KEYS, BlockShape, compiled_figures, default_blocks, family, padded
 from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
-from flashbench.kernels.schedule import assigned, key_ranges, section_count, visible
+from flashbench.kernels.schedule import assigned, key_ranges, mean_keys, section_count, visible
 from flashbench.kernels.tiles import describable, describe, load_rows
 
 LOG2_E = math.log2(math.e)
@@ -229,6 +229,7 @@ def prepare(
             limits.shared_bytes,
             descriptors=readable,
             late=may_be_late,
+            short=causal and mean_keys(seq_q, seq_kv, window, causal=True) <= SHORT_KEYS,
         )
     else:
         blocks = replace(blocks, descriptors=blocks.descriptors and readable, late=blocks.late and may_be_late)

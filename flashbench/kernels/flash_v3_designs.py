@@ -10,6 +10,7 @@ from typing import Any
 from flashbench.errors import UsageError, nearest
 from flashbench.kernels.blocks import padded
 from flashbench.kernels.flash_v3_schedule import ROWS
+from flashbench.kernels.schedule import mean_keys
 
 REGISTERS = {2: (240, 24), 3: (160, 32)}
 """Registers of a consumer's and of a producer's thread by the number of consumers: 65,536 a multiprocessor, over 128 threads for each."""
@@ -35,7 +36,7 @@ class Design:
     pingpong: bool = False
     """Warpgroups take turns at the matrix unit, so that one's softmax runs beside the other's products (the paper's section 3.1)."""
     lazy_rescale: bool = True
-    """The running maximum follows the scores only when they pass it by 8 bits, and a warp none of whose rows did so does not rescale its output
+    """The running maximum follows the scores only when they pass it by 8 bits (e4m3: 1.75), and a warp none of whose rows did so does not rescale its output
     (FlashAttention-4)."""
     early_wait: bool = True
     """The product with V is waited for once the row maxima are known, not after the softmax: what follows it, conversions of the weights and the
@@ -92,7 +93,7 @@ RUNGS: dict[str, dict[str, Any]] = {
     "early-wait": {"early_wait": True},
 }  # fmt: skip
 """The ladder from flash-v2 to flash-v3: what each rung adds to those before it. At head dimension 128, where tiles are long, flash-v3 adds the
-lazy rescaling."""
+lazy rescaling and turns."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     **dict(zip(RUNGS, itertools.accumulate(RUNGS.values(), operator.or_), strict=True)),
@@ -104,12 +105,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two-consumers": {"consumers": 2},
 }
 """Fields of the head dimension's design that a variant sets."""
-
-
-def mean_keys(seq_q: int, seq_kv: int, window: int | None, *, causal: bool) -> float:
-    """Keys that a query sees, on average."""
-    seen = seq_kv - min(seq_q, seq_kv) / 2 if causal else seq_kv
-    return min(seen, window) if window is not None else seen
 
 
 def design_for(

@@ -14,6 +14,12 @@ def section_count(heads: int, head_bytes: int, l2_bytes: int) -> int:
     return -(-heads // max(1, l2_bytes // 3 // head_bytes))
 
 
+def mean_keys(seq_q: int, seq_kv: int, window: int | None, *, causal: bool) -> float:
+    """Keys that a query sees, on average."""
+    seen = seq_kv - min(seq_q, seq_kv) / 2 if causal else seq_kv
+    return min(seen, window) if window is not None else seen
+
+
 @triton.jit
 def dealt(place, heads, blocks, sections, group, UNEVEN: tl.constexpr):
     """Which (batch * head, block) has a place in a launch's list of work; `group` heads that follow one another share what they stream.

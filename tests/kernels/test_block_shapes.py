@@ -106,7 +106,7 @@ def test_no_shape_for_ampere_loads_through_descriptors_that_it_lacks(name: str) 
 shapes = st.builds(
     lambda numbers, words: BlockShape(*numbers, *words),
     st.tuples(st.integers(1, 512), st.integers(1, 512), st.integers(1, 16), st.integers(1, 9)),
-    st.sampled_from([(False, False), (True, False), (True, True)]),
+    st.sampled_from([(False, False), (True, False), (True, True), (False, False, True), (True, False, True)]),
 )
 
 
@@ -138,6 +138,8 @@ descriptors only:
   any: {any: {256: [64x64 w4 s2 tma]}}
 late first:
   any: {any: {256: [64x64 w4 s2 tma late, 64x32 w4 s2 tma, 32x32 w4 s2]}}
+short second:
+  any: {any: {256: [64x64 w4 s2, 32x32 w4 s2 short]}}
 empty: {}
 """
 
@@ -200,4 +202,12 @@ def test_a_kernel_chooses_by_its_own_estimate_of_shared_memory(table: None) -> N
 )
 def test_a_late_shape_is_for_problems_that_may_be_late(table: None, late: bool, readable: bool, expected: str) -> None:
     found = default_blocks((9, 0), "bf16", 64, 64, 2**20, descriptors=readable, late=late, kernel="late first")
+    assert found.row() == expected
+
+
+@pytest.mark.parametrize(("short", "expected"), [(True, "32x32 w4 s2 short"), (False, "64x64 w4 s2")])
+def test_a_short_shape_comes_first_where_queries_see_few_keys_and_is_none_elsewhere(
+    table: None, short: bool, expected: str
+) -> None:
+    found = default_blocks((9, 0), "bf16", 64, 64, 2**20, short=short, kernel="short second")
     assert found.row() == expected
