@@ -128,7 +128,17 @@ def test_an_unknown_view_names_the_nearest() -> None:
 
 
 def test_a_legend_of_several_lines_stands_clear_of_the_panels_titles() -> None:
-    variants = ["bare", "overlap", "persistent", "dealt", "queue", "early-wait", "one-tile", "no-overlap", "pingpong"]
+    variants = [
+        "bare",
+        "overlap",
+        "persistent",
+        "dealt",
+        "queue",
+        "early-wait",
+        "one-tile",
+        "no-overlap",
+        "no-pingpong",
+    ]
     figure = curves(frame(*(each for name in variants for each in sweep(f"flash-v3:{name}"))))
     renderer = figure.canvas.get_renderer()
     (legend,) = figure.legends

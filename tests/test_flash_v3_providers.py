@@ -77,7 +77,7 @@ def test_a_hopper_card_runs_fp8_forward(name: str, mask: str, dims: tuple[int, i
 
 def test_a_variant_of_one_dtype_says_so_in_the_others() -> None:
     fp8 = dataclasses.replace(USUAL, dtype="fp8")
-    assert "for bf16 and fp16, not fp8" in (get("flash-v3:pingpong").unsupported(fp8, H200) or "")
+    assert "for bf16 and fp16, not fp8" in (get("flash-v3:no-pingpong").unsupported(fp8, H200) or "")
     assert "for bf16 and fp16, not fp8" in (get("flash-v3:deterministic").unsupported(fp8, H200) or "")
     assert "for fp8, not bf16" in (get("flash-v3:stored-v").unsupported(USUAL, H200) or "")
 
@@ -105,15 +105,15 @@ def test_the_kernel_takes_v_as_it_is_or_as_it_is_stored() -> None:
 
 def test_a_variant_of_one_pass_says_so_in_the_modes_of_the_other() -> None:
     backward = dataclasses.replace(USUAL, mode="backward")
-    assert "in its forward pass only" in (get("flash-v3:pingpong").unsupported(backward, H200) or "")
+    assert "in its forward pass only" in (get("flash-v3:no-pingpong").unsupported(backward, H200) or "")
     assert "in its backward pass only" in (get("flash-v3:deterministic").unsupported(USUAL, H200) or "")
 
 
 def test_a_variant_that_changes_nothing_is_not_measured_under_another_name() -> None:
     pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="needs a Triton with Gluon")
-    get("flash-v3:pingpong").bind(USUAL, CPU)
-    with pytest.raises(Unsupported, match="flash-v3 is flash-v3:pingpong by itself"):
-        get("flash-v3:pingpong").bind(dataclasses.replace(USUAL, head_dim=256, head_dim_v=256), CPU)
+    get("flash-v3:named-release").bind(USUAL, CPU)
+    with pytest.raises(Unsupported, match="flash-v3 is flash-v3:named-release by itself"):
+        get("flash-v3:named-release").bind(dataclasses.replace(USUAL, head_dim=256, head_dim_v=256), CPU)
 
 
 def test_newer_versions_of_triton_count_as_newer() -> None:
@@ -156,7 +156,7 @@ def test_a_design_that_does_not_fit_the_chip_is_refused_before_anything_runs(mon
     q = torch.zeros(1, 2, 64, 256, dtype=torch.bfloat16)
     with pytest.raises(UsageError, match="128x128 s2 at head_dim 256/256 do not fit"):
         v3.prepare(q, q, q, design=v3.Design())
-    with pytest.raises(UsageError, match="did you mean 'pingpong'"):
+    with pytest.raises(UsageError, match="did you mean 'no-pingpong'"):
         v3.prepare(q, q, q, variant="ping-pong")
 
 

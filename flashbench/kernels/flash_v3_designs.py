@@ -100,7 +100,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # Steps aside, each with one thing other than in flash-v3.
     "one-tile": {"persistent": False},
     "no-overlap": {"overlap": False},
-    "pingpong": {"pingpong": True},
+    "no-pingpong": {"pingpong": False},
     "named-release": {"named_release": True},
     "two-consumers": {"consumers": 2},
 }

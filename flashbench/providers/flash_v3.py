@@ -27,7 +27,7 @@ SUMMARIES = {
     "early-wait": "a rung of its ladder: and waits for the product with V behind the row maxima, not behind the whole softmax",
     "one-tile": "flash-v3 with a program for each tile",
     "no-overlap": "flash-v3 with its products and its softmax one after the other",
-    "pingpong": "flash-v3 with warpgroups that take turns at the matrix unit",
+    "no-pingpong": "flash-v3 without turns of its warpgroups at the matrix unit",
     "named-release": "flash-v3 that gives tiles back through named barriers",
     "two-consumers": "flash-v3 with two warpgroups that compute, where it has three",
 }

@@ -38,11 +38,11 @@ OTHER_PROBLEMS = (
     case("128", "causal", scale=-0.5), case("128", "none", layouts=("packed", "transposed", "transposed")),
 )  # fmt: skip
 VARIANTS = (
-    "bare", "overlap", "persistent", "dealt", "queue", "early-wait", "one-tile", "no-overlap", "pingpong", "named-release",
+    "bare", "overlap", "persistent", "dealt", "queue", "early-wait", "one-tile", "no-overlap", "no-pingpong", "named-release",
 )  # fmt: skip
 OTHER_VARIANTS = (
     *(case(d, mask, variant) for variant in VARIANTS for d, mask in (("128", "none"), ("128", "causal"))),
-    *(case(d, "causal", variant) for variant in ("pingpong", "named-release") for d in ("64", "256")),
+    *(case(d, "causal", variant) for variant in ("no-pingpong", "named-release") for d in ("64", "256")),
     *(case("128", "causal", variant, seq="512") for variant in VARIANTS),
     *(case("64", mask, "two-consumers") for mask in ("none", "causal", "window:1000")),
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_writes_nothing_behind_its_output(case: AttentionProblem) -> None:
 
 
 VARIANTS = (
-    "bare", "overlap", "persistent", "dealt", "queue", "early-wait", "one-tile", "no-overlap", "pingpong", "named-release",
+    "bare", "overlap", "persistent", "dealt", "queue", "early-wait", "one-tile", "no-overlap", "no-pingpong", "named-release",
 )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_two_consumers_are_right_where_there_are_three(mask: str) -> None:
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("block_kv", [64, 128])
 @pytest.mark.parametrize(
-    "changes", [{}, {"pingpong": True}, {"named_release": True}, {"pingpong": True, "named_release": True}]
+    "changes", [{}, {"no-pingpong": True}, {"named_release": True}, {"no-pingpong": True, "named_release": True}]
 )
 def test_rings_of_any_depth_neither_hang_nor_err(changes: dict, block_kv: int, stages: int) -> None:
     from flashbench.kernels.flash_v3_designs import Design
@@ -123,7 +123,7 @@ def test_two_calls_give_the_same_bits(case: AttentionProblem) -> None:
     assert torch.equal(first[1], second[1])
 
 
-@pytest.mark.parametrize("variant", ["", "pingpong", "named-release"])
+@pytest.mark.parametrize("variant", ["", "no-pingpong", "named-release"])
 def test_a_thousand_launches_of_mixed_shapes_neither_hang_nor_differ(variant: str) -> None:
     """Without waiting in between, so that launches follow one another as they do in use; each is held against its first result."""
     from flashbench.kernels.flash_v3_launches import flash_v3_forward

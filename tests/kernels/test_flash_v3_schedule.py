@@ -29,7 +29,7 @@ visible = in_python(flash_v3_schedule.visible)
 key_ranges = in_python(schedule.key_ranges, tl=TL)
 block_bounds = in_python(flash_v3_schedule.block_bounds, key_ranges=key_ranges)
 
-dealt = in_python(schedule.dealt, tl=TL)
+dealt = in_python(schedule.dealt, dealt_by_length=in_python(schedule.dealt_by_length, tl=TL))
 assigned = in_python(schedule.assigned, dealt=dealt)
 
 lengths = st.integers(1, 700)
