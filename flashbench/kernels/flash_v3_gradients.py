@@ -13,9 +13,10 @@ from flashbench.kernels.blocks import BlockShape, compiled_figures, default_bloc
 from flashbench.kernels.flash_v2 import LOG2_E
 from flashbench.kernels.flash_v2_gradients import QUERIES, check_backward, queries_shared_bytes
 from flashbench.kernels.flash_v2_launches import KernelLaunch, Streams, queries_launch, statistics_launch
-from flashbench.kernels.flash_v3_backward import HALF, KEYS, flash_v3_backward_kernel
+from flashbench.kernels.flash_v3_backward import flash_v3_backward_kernel
 from flashbench.kernels.flash_v3_designs import REGISTERS, SHARED_BYTES, box
 from flashbench.kernels.flash_v3_launches import check_supported, describe, flash_v3_forward
+from flashbench.kernels.flash_v3_schedule import HALF, KEYS
 from flashbench.kernels.flash_v3_sums import sums_launch
 from flashbench.kernels.gluon_names import TensorDescriptor, gl
 from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility

@@ -1,6 +1,7 @@
-"""Which tiles of queries a program of flash-v3 computes, in which order, and which blocks of keys each of them takes.
+"""Which tiles of queries a program of flash-v3 computes, in which order, and which blocks of keys each of them takes; in the backward pass which
+keys, and which blocks of queries.
 
-Every role of a program (producer, consumers) asks these functions by itself, so that all walk over the same list and no queue is needed.
+Forward, the producer asks and tells the consumers (flash_v3_queue.py); backward, where a program has one block of keys, every role asks by itself.
 They are plain arithmetic, which tests/kernels/test_flash_v3_schedule.py runs in Python as it stands here. Who sees which key, and the order
 of the list, are those of schedule.py, which every kernel of this project shares.
 """
@@ -12,12 +13,17 @@ from flashbench.kernels.gluon_names import gl, gluon
 
 ROWS: gl.constexpr = gl.constexpr(64)
 """Queries of a consumer: as many as one warpgroup's matrix product has."""
+KEYS: gl.constexpr = gl.constexpr(64)
+"""Backward: keys of a consumer, as many for the same reason."""
+HALF: gl.constexpr = gl.constexpr(64)
+"""Backward: queries whose weights are in registers at one time, a block or half of one."""
 
 # The same source, compiled by Gluon: a kernel of one language may not count on calling functions of the other.
 dealt_by_length = gluon.jit(schedule.dealt_by_length.fn)
 dealt = gluon.jit(schedule.dealt.fn)
 assigned = gluon.jit(schedule.assigned.fn)
 key_ranges = gluon.jit(schedule.key_ranges.fn)
+query_ranges = gluon.jit(schedule.query_ranges.fn)
 
 
 @gluon.jit
@@ -83,4 +89,43 @@ def visible(at_key, column, seq_kv, window, CAUSAL: gl.constexpr, WINDOW: gl.con
             seen = seen & (known > reach - window)
     else:
         seen = known < seq_kv - of_thread
+    return seen
+
+
+@gluon.jit
+def query_blocks(
+    first_key, seq_q, seq_kv, window, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr
+):  # fmt: skip
+    """Blocks of queries for the keys from `first_key` on: low <= steady <= edge <= end. Those from steady to edge need no mask.
+
+    Queries are counted as if the last block were whole: a row that does not exist has weight 0, whatever it sees.
+    """
+    padded_q = gl.cdiv(seq_q, BLOCK_Q) * BLOCK_Q
+    last_key = min(first_key + BLOCK_KV, seq_kv) - 1
+    first, steady_first, steady_last, last = query_ranges(
+        first_key, last_key, seq_kv - seq_q, padded_q, window, BLOCK_Q, BLOCK_KV, CAUSAL, WINDOW
+    )
+    low = first // BLOCK_Q
+    end = max(gl.cdiv(last, BLOCK_Q), low)
+    steady = min(max(steady_first // BLOCK_Q, low), end)
+    if CAUSAL and last_key - first_key + 1 < BLOCK_KV:
+        steady = end  # keys that do not exist are masked by the loop at the diagonal
+    return low, steady, min(max(steady_last // BLOCK_Q, steady), end), end
+
+
+@gluon.jit
+def visible_queries(reach, column, key, seq_kv, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Which queries of a block see which keys, (keys, queries): `visible` of schedule.py, turned.
+
+    `reach` is where, counted from the block's first query, the first one stands that sees the key. As in `visible`, what differs by thread
+    moves to the other side, so that the compiler knows the columns.
+    """
+    if CAUSAL:
+        first = reach[:, None] - (column & 6)[None, :]
+        known = (column & ~6)[None, :]
+        seen = known >= first
+        if WINDOW:
+            seen = seen & (known < first + window)
+    else:
+        seen = (key < seq_kv)[:, None] & (column >= 0)[None, :]
     return seen
