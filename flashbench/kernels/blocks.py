@@ -181,8 +181,8 @@ def default_blocks(
     """The first shape of the table that fits `shared_limit_bytes`, or the one that needs least if none is sure to.
 
     `descriptors` says whether the tensors can be read through them, `late` whether the kernel can be late (BlockShape) on this problem, `short`
-    whether shapes for few keys come first, which otherwise are none; `need` is the kernel's own estimate. Ampere has no descriptors, and leaves out shapes of `any` family that use them. UsageError where
-    the table has no shape for this kernel that can be used.
+    whether shapes for few keys come first, which otherwise are none; `need` is the kernel's own estimate. Ampere has no descriptors, and
+    leaves out shapes of `any` family that use them. UsageError where the table has no shape for this kernel that can be used.
     """
     rows = candidate_blocks(capability, dtype, max(head_dim, head_dim_v), kernel)
     descriptors = descriptors and family(capability) != "sm_80"

@@ -179,21 +179,8 @@ def consume(
                 if PINGPONG:
                     named_barrier(NEXT, "arrive", 256, 4)
                 s = warpgroup_mma_wait(1, deps=(s,))
-                release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                s = hidden_where_cut(
-                    s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
-                )
-                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE, FP8)
-                if not BRANCH_FIRST:
-                    weights, total = weights_of(s, origin, alpha, total, bits, FP8)
-                pin(top if EARLY_WAIT else total)
-                acc = warpgroup_mma_wait(0, deps=(acc,))
-                release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
-                if BRANCH_FIRST:
-                    acc = rescaled(acc, alpha, LAZY_RESCALE)
-                    weights, total = weights_of(s, origin, alpha, total, bits, FP8)
             else:
-                # The same steps, each after the other.
+                # The same products, each after the other.
                 mbarrier.wait(v_full.index(v_stage), v_parity)
                 if PINGPONG:
                     named_barrier(MINE, "sync", 256, 4)
@@ -205,11 +192,19 @@ def consume(
                 if PINGPONG:
                     named_barrier(NEXT, "arrive", 256, 4)
                 s = warpgroup_mma_wait(0, deps=(s,))
-                release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
-                s = hidden_where_cut(
-                    s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
-                )
-                origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE, FP8)
+            release(k_empty, stage, RELEASE, NAMED_RELEASE, CONSUMERS)
+            s = hidden_where_cut(
+                s, block, diagonal, steady, at_key, column, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE
+            )
+            origin, alpha, top = maxima(s, top, bits, CAUSAL, NEGATIVE_SCALE, LAZY_RESCALE, FP8)
+            if not BRANCH_FIRST:
+                weights, total = weights_of(s, origin, alpha, total, bits, FP8)
+            if OVERLAP:
+                pin(top if EARLY_WAIT else total)
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                release(v_empty, v_stage, RELEASE + STAGES, NAMED_RELEASE, CONSUMERS)
+            if BRANCH_FIRST:
+                acc = rescaled(acc, alpha, LAZY_RESCALE)
                 weights, total = weights_of(s, origin, alpha, total, bits, FP8)
             v_stage = stage
             v_parity = parity

@@ -47,9 +47,8 @@ def dealt_by_length(place, heads, blocks, sections, group):
     small = groups // sections * group
     in_small = (sections - larger) * small  # heads of the smaller sections, which come first
     before = tl.maximum(sections - 3, 0)
-    kept_from = (
-        before * small + tl.maximum(before + larger - sections, 0) * group
-    )  # first head of the last three sections
+    # The first head of the last three sections.
+    kept_from = before * small + tl.maximum(before + larger - sections, 0) * group
     first = 0
     depth = blocks
     if place >= kept_from * blocks:
