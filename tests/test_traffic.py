@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flashbench.errors import UsageError
+from flashbench.model import order, tiled
 from flashbench.model.flops import useful_flops
 from flashbench.model.interval import Cache, Traffic, streamed
 from flashbench.model.memory import footprint, inputs_bytes, oom_reason
@@ -526,3 +527,21 @@ def test_a_call_that_cannot_fit_says_what_it_needs_and_what_is_there():
 
 def test_a_call_that_fits_has_no_reason():
     assert oom_reason(footprint("tiled-v2", problem()), Device("cpu", "CPU", 2**30)) is None
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+@pytest.mark.parametrize("seq_len", [1024, 4096])
+def test_a_causal_launch_of_many_sections_is_modelled_by_a_few_of_them(
+    mode: str, seq_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = {"batch": 4 * 16384 // seq_len, "heads_q": 16, "heads_kv": 16}
+    case = square(seq_len, **heads, head_dim=128, head_dim_v=128, mask="causal", mode=mode)
+    schedule = Schedule(128, 64, blocks_per_sm=2, backward_blocks_per_sm=2, longest_first=True)
+
+    def read(least_sections: int) -> int:
+        monkeypatch.setattr(order, "LEAST_SECTIONS", least_sections)
+        for replayed in (tiled._keys_again, tiled._backward_replayed):
+            replayed.cache_clear()
+        return traffic("tiled-v2", case, **H200, schedule=schedule).read
+
+    assert read(16) == pytest.approx(read(10**6), rel=0.02)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 
 from flashbench.model.interval import Cache, Traffic, lengths, streamed
 from flashbench.model.l2 import L2, Block, Stream, chunk_rows, heads_to_replay, replay, stream_key
 from flashbench.model.masks import key_blocks, query_blocks
+from flashbench.model.order import dealt, of_all_heads, section_count
 from flashbench.model.schedule import Schedule
 from flashbench.model.tensors import LSE_BYTES, compulsory_bytes, seeing_queries, seen_keys, tensors, transposed_bytes
 from flashbench.records import Problem
@@ -49,38 +49,23 @@ def _keys_again(p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int
     slots = cache.places(blocks_per_sm)
     if not (cache.l2_bytes and cache.sm_count and slots):
         return t.kv_heads * (streamed(ranges, t.group, slots) - first) * row, most
-    heads, group, sections = heads_to_replay(t.q_heads, len(ranges), slots), 1, None
+    sm_count, l2_bytes, group, sections = cache.sm_count, cache.l2_bytes, 1, None
     if schedule.longest_first:
-        heads, group = -(-heads // t.group) * t.group, t.group
-    if schedule.longest_first and p.mask != "none":
-        heads, sections = t.q_heads, section_count(t.kv_heads, p.seq_kv * row, cache.l2_bytes)
-        ranges = ranges[::-1]
-    blocks = [
-        Block(head // t.group, *ranges[number], own // 2, own // 2)
-        for head, number in dealt(heads, len(ranges), sections, group)
-    ]
-    streams = (Stream(row),)
-    l2 = L2(cache.l2_bytes, cache.l2_partitions)
-    replay(l2, blocks, streams, slots, cache.sm_count, chunk_rows(p.seq_kv, streams, l2.capacity))
-    return min(most, l2.again * t.q_heads / heads), most
+        group = t.group
+        if p.mask != "none":
+            sections, ranges = section_count(t.kv_heads, p.seq_kv * row, l2_bytes), ranges[::-1]
 
+    def replayed(heads: int, sections: int | None) -> tuple[float, float]:
+        blocks = [
+            Block(head // t.group, *ranges[number], own // 2, own // 2)
+            for head, number in dealt(heads, len(ranges), sections, group)
+        ]
+        streams, l2 = (Stream(row),), L2(l2_bytes, cache.l2_partitions)
+        replay(l2, blocks, streams, slots, sm_count, chunk_rows(p.seq_kv, streams, l2.capacity))
+        return l2.again, l2.spilled
 
-def section_count(heads: int, head_bytes: int, l2_bytes: int) -> int:
-    """Sections in which this project's kernels take causal heads (kernels/schedule.py, `section_count`)."""
-    return -(-heads // max(1, l2_bytes // 3 // head_bytes))
-
-
-def dealt(heads: int, blocks: int, sections: int | None, group: int) -> Iterator[tuple[int, int]]:
-    """(head, block) in the order in which this project's kernels start them (kernels/schedule.py, `dealt`); no sections: blocks of one length."""
-    kept, late = (blocks // 3, max(0, sections - 3)) if sections else (0, 0)
-    count = sections or heads // group
-    smaller, larger = divmod(heads // group, count)
-    starts = [0, *itertools.accumulate(group * (smaller + (number >= count - larger)) for number in range(count))]
-    for section, (start, end) in enumerate(itertools.pairwise(starts)):
-        for block in range(blocks - kept if section >= late else blocks):
-            yield from ((head, block) for head in range(start, end))
-    for block in range(blocks - kept, blocks):
-        yield from ((head, block) for head in range(starts[late], heads))
+    again, _ = of_all_heads(replayed, t.q_heads, heads_to_replay(t.q_heads, len(ranges), slots), group, sections)
+    return min(most, again), most
 
 
 def forward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
@@ -192,36 +177,39 @@ def _backward_replayed(p: Problem, cache: Cache, schedule: Schedule) -> tuple[fl
     assert cache.l2_bytes
     assert cache.sm_count
     slots = cache.sm_count * schedule.backward_blocks_per_sm
-    heads, sections = max(t.group, heads_to_replay(t.q_heads, len(ranges), slots) // t.group * t.group), None
+    l2_bytes, sm_count, sections = cache.l2_bytes, cache.sm_count, None
     if schedule.longest_first and p.mask != "none":  # the first keys are those that most queries see
         streamed_bytes = t.group * p.seq_q * (t.q_row + t.o_row + sums_row)
-        heads, sections = t.q_heads, section_count(t.kv_heads, streamed_bytes, cache.l2_bytes)
+        sections = section_count(t.kv_heads, streamed_bytes, l2_bytes)
     streams = [Stream(t.q_row + LSE_BYTES), Stream(t.o_row), Stream(LSE_BYTES)]
     streams += [Stream(sums_row, adds=True)] if sums_row else []
-    l2 = L2(cache.l2_bytes, cache.l2_partitions)
-    chunk = chunk_rows(p.seq_q, streams, l2.capacity)
-    chunks = [(head, at) for head in range(heads) for at in range(-(-p.seq_q // chunk))]
-    for head, at in chunks:
-        l2.load(at, stream_key(1, head, at), chunk * t.o_row)
-        l2.pass_by(at, chunk * t.o_row)
-        l2.store(stream_key(2, head, at), chunk * LSE_BYTES)
-        if sums_row:
-            l2.store(stream_key(3, head, at), chunk * sums_row)
     own = schedule.block_kv * (t.k_row + t.v_row)
-    blocks = [
-        Block(
-            kv_head * t.group + member, *ranges[number], own if member == 0 else 0, own if member == t.group - 1 else 0
-        )
-        for kv_head, number in dealt(heads // t.group, len(ranges), sections, 1)
-        for member in range(t.group)
-    ]
-    replay(l2, blocks, streams, slots, cache.sm_count, chunk)
-    if sums_row and schedule.accumulator_bytes != p.element_bytes:
+
+    def replayed(kv_heads: int, sections: int | None) -> tuple[float, float]:
+        l2 = L2(l2_bytes, cache.l2_partitions)
+        chunk = chunk_rows(p.seq_q, streams, l2.capacity)
+        chunks = [(head, at) for head in range(kv_heads * t.group) for at in range(-(-p.seq_q // chunk))]
         for head, at in chunks:
-            l2.load(stream_key(3, head, at), stream_key(3, head, at), chunk * sums_row)
-            l2.pass_by(at, chunk * t.q_row)
-    scale = t.q_heads / heads
-    return l2.again * scale, l2.spilled * scale
+            l2.load(at, stream_key(1, head, at), chunk * t.o_row)
+            l2.pass_by(at, chunk * t.o_row)
+            l2.store(stream_key(2, head, at), chunk * LSE_BYTES)
+            if sums_row:
+                l2.store(stream_key(3, head, at), chunk * sums_row)
+        last = t.group - 1
+        blocks = [
+            Block(kv_head * t.group + member, *ranges[number], own * (member == 0), own * (member == last))
+            for kv_head, number in dealt(kv_heads, len(ranges), sections, 1)
+            for member in range(t.group)
+        ]
+        replay(l2, blocks, streams, slots, sm_count, chunk)
+        if sums_row and schedule.accumulator_bytes != p.element_bytes:
+            for head, at in chunks:
+                l2.load(stream_key(3, head, at), stream_key(3, head, at), chunk * sums_row)
+                l2.pass_by(at, chunk * t.q_row)
+        return l2.again, l2.spilled
+
+    enough = max(1, heads_to_replay(t.q_heads, len(ranges), slots) // t.group)
+    return of_all_heads(replayed, t.kv_heads, enough, 1, sections)
 
 
 def _dq_pass(p: Problem, cache: Cache, schedule: Schedule) -> tuple[float, int]:

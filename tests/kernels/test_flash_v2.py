@@ -184,7 +184,7 @@ def test_the_worked_example_of_the_online_softmax(interpreted: Any) -> None:
 def test_every_block_of_queries_is_taken_once_in_the_order_that_the_model_takes(
     heads: int, q_blocks: int, sections: int, group: int, causal: bool, interpreted: Any
 ) -> None:
-    from flashbench.model.tiled import dealt
+    from flashbench.model.order import dealt
 
     order = interpreted(order_of_work, heads, q_blocks, sections, group, causal)
     assert sorted(order) == list(itertools.product(range(heads), range(q_blocks)))
