@@ -2,9 +2,9 @@
 
 For whoever tunes the kernel: half a minute for a dozen designs, where `flashbench sweep` measures variants with care. A name is that of a
 provider (sdpa-cudnn, fa3, flash-v2, flash-v3:VARIANT), with fields of flash_v3_designs.Design behind an @ if it is flash-v3's, a block shape if
-it is flash-v2's: `flash-v3@consumers=2+pingpong=True`, `flash-v2@64x64+w4+s3+tma`. Each is compiled in a process of its own first, and its output compared with the first name's. The L2 is
-overwritten before each launch, and a spin hides the host's work; without pauses (--idle) the card runs at its power limit,
-so that only ratios of one run count.
+it is flash-v2's: `flash-v3@consumers=2+pingpong=True`, `flash-v2@64x64+w4+s3+tma`. Each is compiled in a process of its own first, and its
+output compared with the first name's. The L2 is overwritten before each launch, and a spin hides the host's work; without pauses (--idle) the
+card runs at its power limit, so that only ratios of one run count.
 """
 
 from __future__ import annotations
