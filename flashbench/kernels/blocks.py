@@ -17,8 +17,8 @@ from typing import Any
 from flashbench.errors import UsageError, nearest
 
 FORWARD = "flash-v2 forward"
-SHORT_KEYS = 256
-"""Keys that a query of a causal sequence of 512 sees on average."""
+SHORT_KEYS = 512
+"""Keys that a query of a causal sequence of 1,024 sees on average."""
 
 
 @dataclass(frozen=True, slots=True)

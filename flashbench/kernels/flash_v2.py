@@ -14,7 +14,8 @@ number a row is kept, the log-sum-exp m + log l. Four things here make it quick 
 - Key blocks that every query of the block sees need no mask; only the diagonal, a window's left edge and the tail do. One loop takes them
   all, the mask in a branch, where the compiler allows it: three loops fill the pipeline three times and spill at the seams.
 - Without a mask, in some shapes (LATE), the product of a block's weights with V runs beside the softmax of the next block.
-- Where the mask is causal, the longest query blocks start first, so that no long one is left over at the end.
+- Where the mask is causal, the longest query blocks start first, so that no long one is left over at the end, and each goes from its
+  diagonal down to the first key: the L2 gives up first what came first, and the first keys are those that the short blocks still want.
 
 Cost of one call, for B sequences, H query heads, H_kv key/value heads, N queries, M keys, head dimension d, elements of s bytes:
 
@@ -96,6 +97,7 @@ def flash_v2_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,  # TAIL: the last block of keys is not whole
     NEGATIVE_SCALE: tl.constexpr, WITH_LSE: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIPTORS: tl.constexpr, ONE_LOOP: tl.constexpr,
+    DOWN: tl.constexpr,  # from the last block of keys to the first; under a mask only
     QUADS: tl.constexpr,  # four threads share a row of a product: of the matrix units of sm_80 and sm_90
     LATE: tl.constexpr,  # without a mask, through descriptors and in half precision only
 ):  # fmt: skip
@@ -125,8 +127,15 @@ def flash_v2_kernel(
         last_p = tl.zeros([BLOCK_Q, BLOCK_KV], tl.int16)
         last_alpha = tl.zeros([BLOCK_Q], tl.float32)
     # Part 0 is a window's left edge, 1 the steady loop, 2 the diagonal or the tail. Or, with ONE_LOOP, part 0 is all of it.
-    for part in tl.static_range(0, 1 if ONE_LOOP else 3):
-        for key in tl.range(bounds[part], bounds[3 if ONE_LOOP else part + 1], BLOCK_KV):
+    # DOWN, from the diagonal on: the first keys, which every block wants, come into the L2 last then.
+    TURNED: tl.constexpr = DOWN and not ONE_LOOP
+    for part in tl.static_range(2 if TURNED else 0, -1 if TURNED else (1 if ONE_LOOP else 3), -1 if TURNED else 1):
+        first = bounds[part]
+        end = bounds[3 if ONE_LOOP else part + 1]
+        key = first + (tl.cdiv(end - first, BLOCK_KV) - 1) * BLOCK_KV
+        for upwards in tl.range(first, end, BLOCK_KV):
+            if not DOWN:
+                key = upwards
             k_tile = load_rows(k, k_strides, batch, head_kv, key, seq_kv, HEAD_DIM, BLOCK_KV, D, TAIL, DESCRIPTORS)
             s = tl.dot(q_tile, k_tile.T, input_precision=PRECISION)
             if not ONE_LOOP:
@@ -161,6 +170,8 @@ def flash_v2_kernel(
                     v, v_strides, batch, head_kv, key, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS
                 )
                 acc = tl.dot(p.to(v_dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
+            if DOWN:
+                key -= BLOCK_KV
     if LATE:
         last = (bounds[3] - 1) // BLOCK_KV * BLOCK_KV
         v_tile = load_rows(v, v_strides, batch, head_kv, last, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS)
@@ -262,6 +273,7 @@ def prepare(
         "PRECISION": precision,
         "DESCRIPTORS": blocks.descriptors,
         "ONE_LOOP": not (causal or tail) or may_branch(limits.capability, blocks, max(d, dv)),
+        "DOWN": causal and family(limits.capability) != "sm_100",  # there it takes 70 registers more
         "QUADS": family(limits.capability) != "sm_100" and dtype != "fp32",
         "LATE": blocks.late,
         "num_warps": blocks.num_warps,
