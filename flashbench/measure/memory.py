@@ -31,7 +31,7 @@ def _cpu(call: Callable[[], object]) -> Memory | None:
     """The running sum of the profiler's allocation events: tracemalloc sees no tensors, and resident size only grows."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
         result = call()
     del result
     if trace.profiler is None:

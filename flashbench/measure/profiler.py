@@ -13,7 +13,8 @@ def gpu_activities(call: Callable[[], object]) -> list[tuple[int, int]]:
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+    # One cycle; without acc_events PyTorch warns that a next one would forget it.
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
         call()
         torch.cuda.synchronize()
     results = trace.profiler.kineto_results if trace.profiler is not None else None

@@ -3,20 +3,24 @@
 What decides is the order of the accesses. The blocks of a wave go over the same rows nearly in step and share one read; a head whose
 blocks lie in two waves is read again, unless little passed in between. A formula for that has as many cases as there are masks,
 orders and shapes; the replay has none. It takes the size of the L2, its partitions and the number of SMs from the device and the
-blocks from the kernel, and nothing is fitted:
+blocks from the kernel:
 
-- Blocks are handed out in order to the places that the SMs have, and each goes over its rows at one pace.
-- Rows move in chunks. Each partition of the L2 keeps the most recently used ones; it has half of the L2 where there are two, because
-  what SMs on both sides read is held twice (NVIDIA, A100 Tensor Core GPU Architecture, 2020). Sums lie in one of them.
+- Blocks are handed out in order to the places that the SMs have. The SMs are not alike: the slowest falls behind the quickest by LAG of
+  every block, so that waves that began in step end spread out, and a long launch reads less than its first waves.
+- Rows move in chunks. Each partition of the L2 gives up first what came first, however often it was read since: with the least
+  recently used, flash-v2 would read 14 to 20 % less where it reads 13 to 38 % too much (docs/byte-models.md), and that the L2 is no such
+  cache was measured by Mei and Chu (arXiv 1509.02308). A partition has half of the L2 where there are two, because what SMs on both
+  sides read is held twice (NVIDIA, A100 Tensor Core GPU Architecture, 2020). Sums lie in one of them.
 - A chunk that was written leaves for HBM when it is pushed out. One that nobody pushes out before the last kernel has read it costs
   no HBM byte.
 
-It knows nothing of chance: real blocks drift apart, which costs reads over very long rows.
+LAG is the one number that was chosen by counters, on one H200. Blocks that each go over more than a partition holds are taken in
+step: there who leads waits for HBM and who follows does not, and how far apart they stay depends on more than is known here.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,8 +29,14 @@ CHUNKS = 16
 LEAST_CHUNK = 64
 SHARE = 8
 """Chunks of a head's streams that a partition holds at the least: coarser ones would push each other out."""
-WAVES = 12
-"""Waves of blocks after which a launch is taken to go on as it has."""
+WAVES = 48
+"""Waves of blocks after which a launch is taken to go on as it did in the second half of them."""
+LAG = 0.01
+"""Share of a block's time by which the slowest SM falls behind the quickest."""
+GOLDEN_RATIO = 0.6180339887498949
+"""Its multiples, modulo 1, are spread evenly, in no order."""
+ENDS, LOADS = 0, 1
+"""What happens to a block, in the order of what happens at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class Stream:
 
 
 class L2:
-    """The chunks that each partition holds, in the order of their use; and what it cost. Keys are integers."""
+    """The chunks that each partition holds, in the order in which they came; and what it cost. Keys are integers."""
 
     def __init__(self, size_bytes: int, partitions: int) -> None:
         self.capacity = size_bytes / partitions
@@ -57,7 +67,7 @@ class L2:
         """HBM bytes read of chunks that had been in the L2 before."""
         self.spilled = 0
         """HBM bytes of `store` and `add` pushed out."""
-        self.parts: list[OrderedDict[int, tuple[int, bool]]] = [OrderedDict() for _ in range(partitions)]
+        self.parts: list[dict[int, tuple[int, bool]]] = [{} for _ in range(partitions)]
         self._used = [0] * partitions
         self._seen: set[int] = set()
         self._passing = 0
@@ -66,7 +76,6 @@ class L2:
         """Read by an SM of one side."""
         part = self.parts[side % len(self.parts)]
         if key in part:
-            part.move_to_end(key)
             return
         if key in self._seen:
             if not any(key in other for other in self.parts):
@@ -96,12 +105,11 @@ class L2:
         part = self.parts[place]
         if key in part:
             part[key] = (size, dirty or part[key][1])
-            part.move_to_end(key)
             return
         part[key] = (size, dirty)
         self._used[place] += size
         while self._used[place] > self.capacity and len(part) > 1:
-            _, (gone, was_dirty) = part.popitem(last=False)
+            gone, was_dirty = part.pop(next(iter(part)))
             self._used[place] -= gone
             self.spilled += gone * was_dirty
 
@@ -115,43 +123,57 @@ def chunk_rows(rows: int, streams: Sequence[Stream], capacity: float) -> int:
     return chunk
 
 
-def replay(l2: L2, blocks: Sequence[Block], streams: Sequence[Stream], slots: int, sm_count: int, chunk: int) -> None:
-    """Run a launch of `blocks` on `slots` places through the cache."""
+def replay(
+    l2: L2, blocks: Sequence[Block], streams: Sequence[Stream], slots: int, sm_count: int, chunk: int, *, down: bool = False
+) -> None:
+    """Run a launch of `blocks` on `slots` places through the cache, each from its first row to its last or `down` from the last."""
     waiting = iter(blocks)
     places = min(slots, len(blocks))
     sides = [slot % sm_count % len(l2.parts) for slot in range(places)]
-    running: list[Block | None] = [None] * places
-    at, end = [0] * places, [0] * places
+    longest = max((block.end - block.first for block in blocks), default=0) * sum(stream.row_bytes for stream in streams)
+    lag = LAG if longest <= l2.capacity else 0.0
+    lags = [lag * (slot % sm_count * GOLDEN_RATIO % 1) for slot in range(places)]
     moves = [(stream_key(number, 0, 0), chunk * stream.row_bytes, stream.adds) for number, stream in enumerate(streams)]
+    running = [next(waiting) for _ in range(places)]
+    at, left = [0] * places, [0] * places  # the chunk that each goes over next, and how many it has to go over
+    due = [(0.0, LOADS, slot) for slot in range(places)]  # what happens next, where, in order; a chunk takes 1
 
-    def start(slot: int) -> None:
-        running[slot] = block = next(waiting, None)
-        if block is not None:
-            l2.pass_by(sides[slot], block.reads)
-            at[slot], end[slot] = block.first // chunk, -(-block.end // chunk)
+    def start(slot: int, block: Block) -> None:
+        l2.pass_by(sides[slot], block.reads)
+        first, end = block.first // chunk, -(-block.end // chunk)
+        at[slot], left[slot] = (end - 1 if down else first), end - first
 
-    for slot in range(places):
-        start(slot)
-    while any(running):
-        for slot, block in enumerate(running):
-            if block is None:
-                continue
-            here = at[slot]
-            if here < end[slot]:
-                side = sides[slot]
-                part, row = l2.parts[side], stream_key(0, block.head, here)
-                for first, size, adds in moves:
-                    key = first + row
+    for slot, block in enumerate(running):
+        start(slot, block)
+    step = -1 if down else 1
+    while due:
+        now, event, slot = due[0]
+        block, side = running[slot], sides[slot]
+        if event == LOADS:
+            if left[slot] > 0:
+                part, row = l2.parts[side], stream_key(0, block.head, at[slot])
+                for stream, size, adds in moves:
+                    key = stream + row
                     if adds:
                         l2.add(key, size)
-                    elif key in part:  # nearly always: so much quicker than `load`, which would do the same
-                        part.move_to_end(key)
-                    else:
+                    elif key not in part:  # seldom: so much quicker than `load` each time
                         l2.load(side, key, size)
-            at[slot] = here + 1
-            if here + 1 >= end[slot]:
-                l2.pass_by(sides[slot], block.writes)
-                start(slot)
+            at[slot] += step
+            left[slot] -= 1
+            if left[slot] > 0:
+                heapq.heapreplace(due, (now + 1, LOADS, slot))
+            else:
+                chunks = -(-block.end // chunk) - block.first // chunk
+                heapq.heapreplace(due, (now + 1 + lags[slot] * chunks, ENDS, slot))
+            continue
+        l2.pass_by(side, block.writes)
+        following = next(waiting, None)
+        if following is None:
+            heapq.heappop(due)
+        else:
+            running[slot] = following
+            start(slot, following)
+            heapq.heapreplace(due, (now, LOADS, slot))
 
 
 def stream_key(stream: int, head: int, chunk: int) -> int:

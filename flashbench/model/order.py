@@ -36,17 +36,26 @@ def of_all_heads(
 ) -> tuple[float, float]:
     """What a launch of `heads` costs (bytes read again, bytes spilled), from `replayed` of as many of them as are `enough`, in whole groups.
 
-    A launch in sections is replayed in no fewer than LEAST_SECTIONS: what lies between the first of them and the last few costs as much a section.
+    What the rest costs is told by the later of them. A launch in sections is replayed in no fewer than LEAST_SECTIONS: what lies between the
+    first of them and the last few costs as much a section.
     """
     if sections is None:
         some = min(heads, -(-enough // group) * group)
-        again, spilled = replayed(some, None)
-        return again * heads / some, spilled * heads / some
-    size = -(-heads // group // sections) * group
-    some_sections = max(LEAST_SECTIONS, -(-enough // size))
-    if some_sections >= sections:
-        return replayed(heads, sections)
-    fewer, more = (replayed(count * size, count) for count in (some_sections - 1, some_sections))
-    left = heads / size - some_sections
-    again, spilled = (many + left * (many - few) for few, many in zip(fewer, more, strict=True))
+        fewer = some // 2 // group * group
+        if some >= heads or not fewer:
+            return _scaled(replayed(some, None), heads / some)
+        few, many = replayed(fewer, None), replayed(some, None)
+        left = (heads - some) / (some - fewer)
+    else:
+        size = -(-heads // group // sections) * group
+        some_sections = max(LEAST_SECTIONS, -(-enough // size))
+        if some_sections >= sections:
+            return replayed(heads, sections)
+        few, many = (replayed(count * size, count) for count in (some_sections - 1, some_sections))
+        left = heads / size - some_sections
+    again, spilled = (after + left * max(0.0, after - before) for before, after in zip(few, many, strict=True))
     return again, spilled
+
+
+def _scaled(cost: tuple[float, float], factor: float) -> tuple[float, float]:
+    return cost[0] * factor, cost[1] * factor

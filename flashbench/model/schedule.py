@@ -64,8 +64,10 @@ class Schedule:
     """Thread blocks that an SM runs at a time, forward."""
     backward_blocks_per_sm: int = 1
     longest_first: bool = False
-    """Whether causal blocks of queries start in falling order of their length, over all heads whose keys and values fill half of the
-    L2 together."""
+    """Whether causal blocks of queries start in falling order of their length, over all heads whose keys and values fill a third of
+    the L2 together."""
+    walks_down: bool = False
+    """Whether a block of queries goes over its keys from the last that it sees to the first, forward and under a mask."""
     accumulator_bytes: int = 4
     """Bytes of an element of what is accumulated in memory: O in the first FlashAttention's loop, dQ in backward."""
     two_pass_backward: bool = False

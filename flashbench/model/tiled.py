@@ -31,7 +31,7 @@ def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traff
     lse = t.rows * LSE_BYTES * schedule.writes_lse
     once = compulsory_bytes(p, "forward")
     own = schedule.block_q * (t.q_row + t.o_row)
-    again, most = _keys_again(p, cache, schedule, schedule.blocks_per_sm, own)
+    again, most = _keys_again(p, cache, schedule, schedule.blocks_per_sm, own, down=schedule.walks_down and p.mask != "none")
     copy = transposed_bytes(p, schedule)
     copied = copy * cache.handed_over(copy)
     return Traffic(
@@ -40,7 +40,9 @@ def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traff
 
 
 @functools.lru_cache(maxsize=1024)
-def _keys_again(p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int, own: int) -> tuple[float, int]:
+def _keys_again(
+    p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int, own: int, *, down: bool = False
+) -> tuple[float, int]:
     """Bytes of K and V beyond the first read of each when blocks of queries, `own` bytes each, go over them: estimate, and no reuse."""
     t = tensors(p)
     row, first = t.k_row + t.v_row, seen_keys(p)
@@ -61,7 +63,7 @@ def _keys_again(p: Problem, cache: Cache, schedule: Schedule, blocks_per_sm: int
             for head, number in dealt(heads, len(ranges), sections, group)
         ]
         streams, l2 = (Stream(row),), L2(l2_bytes, cache.l2_partitions)
-        replay(l2, blocks, streams, slots, sm_count, chunk_rows(p.seq_kv, streams, l2.capacity))
+        replay(l2, blocks, streams, slots, sm_count, chunk_rows(p.seq_kv, streams, l2.capacity), down=down)
         return l2.again, l2.spilled
 
     again, _ = of_all_heads(replayed, t.q_heads, heads_to_replay(t.q_heads, len(ranges), slots), group, sections)

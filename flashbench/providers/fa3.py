@@ -84,7 +84,7 @@ def _reason(problem: Problem, device: Device) -> str | None:
 PROVIDERS = (
     Provider(
         "fa3", "flash", "tiled-v2", "FlashAttention-3 itself, from an optional package", _reason,
-        "flashbench.providers.fa3:bind", Schedule(longest_first=True),
+        "flashbench.providers.fa3:bind", Schedule(longest_first=True, walks_down=True),
     ),
 )  # fmt: skip
 

@@ -36,7 +36,7 @@ def _reason_one_pass(problem: Problem, device: Device) -> str | None:
 PROVIDERS = (
     Provider(
         "flash-v2", "flash", "tiled-v2", "FlashAttention-2 in portable Triton, this project's own; backward in two passes", _reason,
-        "flashbench.providers.flash_v2:bind", Schedule(128, 64, blocks_per_sm=2, backward_blocks_per_sm=2, longest_first=True, two_pass_backward=True),
+        "flashbench.providers.flash_v2:bind", Schedule(128, 64, blocks_per_sm=2, backward_blocks_per_sm=2, longest_first=True, walks_down=True, two_pass_backward=True),
     ),
     Provider(
         "flash-v2-one-pass", "flash", "tiled-v2", "the same with its backward pass in one pass, dQ summed in memory", _reason_one_pass,

@@ -98,6 +98,7 @@ def _tiles(variant: str) -> Schedule:
         block_q=128,
         block_kv=128,
         longest_first=variant not in ("bare", "overlap", "persistent"),
+        walks_down=True,
         two_pass_backward=variant == "deterministic",
         transposes_v=variant != "stored-v",
     )

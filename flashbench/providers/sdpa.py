@@ -95,7 +95,7 @@ PROVIDERS = (
     ),
     Provider(
         "sdpa-flash", "sdpa", "tiled-v2", "PyTorch's SDPA, FlashAttention-2 backend", _flash,
-        "flashbench.providers.sdpa:bind_flash", Schedule(blocks_per_sm=2, backward_copies=("o", "d_o")),
+        "flashbench.providers.sdpa:bind_flash", Schedule(blocks_per_sm=2, walks_down=True, backward_copies=("o", "d_o")),
     ),
     Provider(
         "sdpa-efficient", "sdpa", "tiled-v2", "PyTorch's SDPA, memory-efficient (CUTLASS) backend", _efficient,

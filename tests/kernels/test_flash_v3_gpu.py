@@ -75,7 +75,7 @@ def test_two_consumers_are_right_where_there_are_three(mask: str) -> None:
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("block_kv", [64, 128])
 @pytest.mark.parametrize(
-    "changes", [{}, {"no-pingpong": True}, {"named_release": True}, {"no-pingpong": True, "named_release": True}]
+    "changes", [{}, {"pingpong": False}, {"named_release": True}, {"pingpong": False, "named_release": True}]
 )
 def test_rings_of_any_depth_neither_hang_nor_err(changes: dict, block_kv: int, stages: int) -> None:
     from flashbench.kernels.flash_v3_designs import Design
