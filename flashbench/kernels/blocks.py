@@ -32,23 +32,23 @@ class BlockShape:
     """Depth of the software pipeline: K and V tiles in flight."""
     descriptors: bool = False
     """Load through tensor descriptors (TMA) where the tensors allow it; sm_90 and later."""
-    late: bool = False
-    """Forward, without a mask and in half precision: a block's product with V runs beside the next one's softmax. With descriptors only."""
+    dense: bool = False
+    """Forward: the default without a mask, and nowhere else."""
     short: bool = False
     """Forward, under a mask: the default where queries see SHORT_KEYS keys at most on average, and nowhere else."""
 
     def row(self) -> str:
-        """As the table writes it: `128x64 w4 s3 tma`, or with `late` or `short` behind it."""
-        words = f"{' tma' if self.descriptors else ''}{' late' if self.late else ''}{' short' if self.short else ''}"
+        """As the table writes it: `128x64 w4 s3 tma`, or with `dense` or `short` behind it."""
+        words = f"{' tma' if self.descriptors else ''}{' dense' if self.dense else ''}{' short' if self.short else ''}"
         return f"{self.block_q}x{self.block_kv} w{self.num_warps} s{self.num_stages}{words}"
 
 
 def parse_shape(row: str) -> BlockShape:
-    """A row of the table, `128x64 w4 s3 tma late`: queries x keys, warps, stages, whether to load through descriptors, and what it is for."""
-    found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)( tma( late)?)?( short)?", row)
+    """A row of the table, `128x64 w4 s3 tma dense`: queries x keys, warps, stages, whether to load through descriptors, and what it is for."""
+    found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)( tma)?( dense)?( short)?", row)
     if not found:
         raise UsageError(
-            f"'{row}' is no block shape; one is written as 128x64 w4 s3, with tma, tma late or short behind it or without"
+            f"'{row}' is no block shape; one is written as 128x64 w4 s3, with tma, dense or short behind it or without"
         )
     block_q, block_kv, warps, stages = map(int, found.groups()[:4])
     return BlockShape(block_q, block_kv, warps, stages, *(word is not None for word in found.groups()[4:]))
@@ -173,23 +173,23 @@ def default_blocks(
     shared_limit_bytes: int,
     *,
     descriptors: bool = True,
-    late: bool = False,
+    dense: bool = False,
     short: bool = False,
     kernel: str = FORWARD,
     need: Need = shared_bytes,
 ) -> BlockShape:
     """The first shape of the table that fits `shared_limit_bytes`, or the one that needs least if none is sure to.
 
-    `descriptors` says whether the tensors can be read through them, `late` whether the kernel can be late (BlockShape) on this problem, `short`
-    whether shapes for few keys come first, which otherwise are none; `need` is the kernel's own estimate. Ampere has no descriptors, and
+    `descriptors` says whether the tensors can be read through them, `dense` and `short` whether shapes for problems without a mask and for few
+    keys come first, which otherwise are none; `need` is the kernel's own estimate. Ampere has no descriptors, and
     leaves out shapes of `any` family that use them. UsageError where the table has no shape for this kernel that can be used.
     """
     rows = candidate_blocks(capability, dtype, max(head_dim, head_dim_v), kernel)
     descriptors = descriptors and family(capability) != "sm_80"
     usable = [
-        shape for shape in rows if shape.descriptors <= descriptors and shape.late <= late and shape.short <= short
+        shape for shape in rows if shape.descriptors <= descriptors and shape.dense <= dense and shape.short <= short
     ]
-    usable.sort(key=lambda shape: not shape.short)
+    usable.sort(key=lambda shape: not (shape.dense or shape.short))
     if not usable:
         raise UsageError(
             f"all block shapes of '{kernel}' for {family(capability)}, {dtype}, head_dim {max(head_dim, head_dim_v)} load through "

@@ -13,7 +13,8 @@ number a row is kept, the log-sum-exp m + log l. Four things here make it quick 
 - exp(x) is exp2(x log2 e), the form that the hardware has; log2 e is folded into the scale, so that s * c - m is one multiply-add.
 - Key blocks that every query of the block sees need no mask; only the diagonal, a window's left edge and the tail do. One loop takes them
   all, the mask in a branch, where the compiler allows it: three loops fill the pipeline three times and spill at the seams.
-- Without a mask, in some shapes (LATE), the product of a block's weights with V runs beside the softmax of the next block.
+- What hides a program's copies and its softmax is, in the shapes that lead the table on sm_90, the other programs of its multiprocessor: two or
+  three fit where each has one buffer for its tiles (num_stages 1), and that gains more than a pipeline inside a program loses.
 - Where the mask is causal, the longest query blocks start first, so that no long one is left over at the end, and each goes from its
   diagonal down to the first key: the L2 gives up first what came first, and the first keys are those that the short blocks still want.
 
@@ -99,7 +100,6 @@ def flash_v2_kernel(
     DESCRIPTORS: tl.constexpr, ONE_LOOP: tl.constexpr,
     DOWN: tl.constexpr,  # from the last block of keys to the first; under a mask only
     QUADS: tl.constexpr,  # four threads share a row of a product: of the matrix units of sm_80 and sm_90
-    LATE: tl.constexpr,  # without a mask, through descriptors and in half precision only
 ):  # fmt: skip
     head, q_block = assigned(
         tl.program_id(0), batch_heads, tl.cdiv(seq_q, BLOCK_Q), sections, heads_per_kv_head, CAUSAL
@@ -122,10 +122,6 @@ def flash_v2_kernel(
     top = tl.full([BLOCK_Q], float("-inf"), tl.float32)  # m, in bits
 
     v_dtype: tl.constexpr = v.dtype if DESCRIPTORS else v.dtype.element_ty
-    if LATE:
-        # As integers: weights that a loop carries in the products' own type are kept in shared memory, not in registers.
-        last_p = tl.zeros([BLOCK_Q, BLOCK_KV], tl.int16)
-        last_alpha = tl.zeros([BLOCK_Q], tl.float32)
     # Part 0 is a window's left edge, 1 the steady loop, 2 the diagonal or the tail. Or, with ONE_LOOP, part 0 is all of it.
     # DOWN, from the diagonal on: the first keys, which every block wants, come into the L2 last then.
     TURNED: tl.constexpr = DOWN and not ONE_LOOP
@@ -143,12 +139,6 @@ def flash_v2_kernel(
                     s = masked(s, at_key, key, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE)
             elif (CAUSAL or TAIL) and ((key < bounds[1]) | (key >= bounds[2])):
                 s = masked(s, at_key, key, seq_kv, window, BLOCK_KV, CAUSAL, WINDOW, NEGATIVE_SCALE)
-            if LATE:
-                # Before the first block there is nothing: the copy engine reads zeros, whatever values V begins with.
-                v_tile = load_rows(
-                    v, v_strides, batch, head_kv, key - BLOCK_KV, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS
-                )
-                acc = tl.dot(last_p.to(v_dtype, bitcast=True), v_tile, acc * last_alpha[:, None])
             # The largest scaled score is the scale times the largest score, or the smallest where the scale is negative.
             if PLAIN or (QUADS and part == 1 and not ONE_LOOP):
                 extreme = row_extremes(s, NEGATIVE_SCALE)
@@ -162,21 +152,10 @@ def flash_v2_kernel(
             alpha = tl.exp2(top - origin)
             total = total * alpha[:, None] + share_sums(p) if PLAIN else total * alpha + tl.sum(p, 1)
             top = new_top
-            if LATE:
-                last_p = p.to(v_dtype).to(tl.int16, bitcast=True)
-                last_alpha = alpha
-            else:
-                v_tile = load_rows(
-                    v, v_strides, batch, head_kv, key, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS
-                )
-                acc = tl.dot(p.to(v_dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
+            v_tile = load_rows(v, v_strides, batch, head_kv, key, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS)
+            acc = tl.dot(p.to(v_dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
             if DOWN:
                 key -= BLOCK_KV
-    if LATE:
-        last = (bounds[3] - 1) // BLOCK_KV * BLOCK_KV
-        v_tile = load_rows(v, v_strides, batch, head_kv, last, seq_kv, HEAD_DIM_V, BLOCK_KV, DV, TAIL, DESCRIPTORS)
-        acc = tl.dot(last_p.to(v_dtype, bitcast=True), v_tile, acc * last_alpha[:, None])
-
     if PLAIN:
         total = tl.sum(total, 1)
     # A query that saw no key has total 0 and top -inf: its output is 0, its log-sum-exp -inf.
@@ -229,7 +208,6 @@ def prepare(
     scale = head_dim**-0.5 if scale is None else scale
     limits = device_limits(q.device)
     readable = describable(q) and describable(k) and describable(v)
-    may_be_late = readable and not causal and q.element_size() == 2
     dtype = product_dtype(q, precision)
     if blocks is None:
         blocks = default_blocks(
@@ -239,11 +217,11 @@ def prepare(
             head_dim_v,
             limits.shared_bytes,
             descriptors=readable,
-            late=may_be_late,
+            dense=not causal,
             short=causal and mean_keys(seq_q, seq_kv, window, causal=True) <= SHORT_KEYS,
         )
     else:
-        blocks = replace(blocks, descriptors=blocks.descriptors and readable, late=blocks.late and may_be_late)
+        blocks = replace(blocks, descriptors=blocks.descriptors and readable)
     d, dv = padded(head_dim), padded(head_dim_v)
     sources: tuple[Any, ...] = (q, k, v)
     if blocks.descriptors:
@@ -275,7 +253,6 @@ def prepare(
         "ONE_LOOP": not (causal or tail) or may_branch(limits.capability, blocks, max(d, dv)),
         "DOWN": causal and family(limits.capability) != "sm_100",  # there it takes 70 registers more
         "QUADS": family(limits.capability) != "sm_100" and dtype != "fp32",
-        "LATE": blocks.late,
         "num_warps": blocks.num_warps,
         "num_stages": blocks.num_stages,
         "enable_fp_fusion": True,  # s * c - m in one instruction; Triton 3.10 no longer does so unasked

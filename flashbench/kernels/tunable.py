@@ -46,7 +46,7 @@ class Tunable:
     """fp32 numbers that a program holds in registers, of a shape and a padded head dimension: bounds the shapes of `grid`."""
     block_q: tuple[int, ...] = (32, 64, 128)
     block_kv: tuple[int, ...] = (32, 64, 128)
-    num_stages: tuple[int, ...] = (2, 3, 4)
+    num_stages: tuple[int, ...] = (1, 2, 3, 4)
     descriptors: bool = True
 
 

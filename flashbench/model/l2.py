@@ -124,13 +124,22 @@ def chunk_rows(rows: int, streams: Sequence[Stream], capacity: float) -> int:
 
 
 def replay(
-    l2: L2, blocks: Sequence[Block], streams: Sequence[Stream], slots: int, sm_count: int, chunk: int, *, down: bool = False
+    l2: L2,
+    blocks: Sequence[Block],
+    streams: Sequence[Stream],
+    slots: int,
+    sm_count: int,
+    chunk: int,
+    *,
+    down: bool = False,
 ) -> None:
     """Run a launch of `blocks` on `slots` places through the cache, each from its first row to its last or `down` from the last."""
     waiting = iter(blocks)
     places = min(slots, len(blocks))
     sides = [slot % sm_count % len(l2.parts) for slot in range(places)]
-    longest = max((block.end - block.first for block in blocks), default=0) * sum(stream.row_bytes for stream in streams)
+    longest = max((block.end - block.first for block in blocks), default=0) * sum(
+        stream.row_bytes for stream in streams
+    )
     lag = LAG if longest <= l2.capacity else 0.0
     lags = [lag * (slot % sm_count * GOLDEN_RATIO % 1) for slot in range(places)]
     moves = [(stream_key(number, 0, 0), chunk * stream.row_bytes, stream.adds) for number, stream in enumerate(streams)]

@@ -31,7 +31,9 @@ def forward_q_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traff
     lse = t.rows * LSE_BYTES * schedule.writes_lse
     once = compulsory_bytes(p, "forward")
     own = schedule.block_q * (t.q_row + t.o_row)
-    again, most = _keys_again(p, cache, schedule, schedule.blocks_per_sm, own, down=schedule.walks_down and p.mask != "none")
+    again, most = _keys_again(
+        p, cache, schedule, schedule.blocks_per_sm, own, down=schedule.walks_down and p.mask != "none"
+    )
     copy = transposed_bytes(p, schedule)
     copied = copy * cache.handed_over(copy)
     return Traffic(

@@ -116,7 +116,17 @@ def test_a_shape_reads_back_as_it_is_written(shape: BlockShape) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", ["", "128x64", "128x64 w4", "128 x 64 w4 s2", "128x64 w4 s2 tmma", "128x64 w4 s2 late", "128x64 s2 w4"]
+    "row",
+    [
+        "",
+        "128x64",
+        "128x64 w4",
+        "128 x 64 w4 s2",
+        "128x64 w4 s2 tmma",
+        "128x64 w4 s2 late",
+        "128x64 w4 s2 short dense",
+        "128x64 s2 w4",
+    ],
 )
 def test_a_row_that_is_no_shape_is_refused_with_how_one_is_written(row: str) -> None:
     with pytest.raises(UsageError, match="is no block shape; one is written as 128x64 w4 s3"):
@@ -136,8 +146,8 @@ wide:
       64: [16x32 w4 s1]
 descriptors only:
   any: {any: {256: [64x64 w4 s2 tma]}}
-late first:
-  any: {any: {256: [64x64 w4 s2 tma late, 64x32 w4 s2 tma, 32x32 w4 s2]}}
+dense second:
+  any: {any: {256: [64x32 w4 s2 tma, 64x64 w4 s1 tma dense, 32x32 w4 s2]}}
 short second:
   any: {any: {256: [64x64 w4 s2, 32x32 w4 s2 short]}}
 empty: {}
@@ -196,12 +206,14 @@ def test_a_kernel_chooses_by_its_own_estimate_of_shared_memory(table: None) -> N
 
 
 @pytest.mark.parametrize(
-    ("late", "readable", "expected"),
-    [(True, True, "64x64 w4 s2 tma late"), (False, True, "64x32 w4 s2 tma"), (True, False, "32x32 w4 s2")],
+    ("dense", "readable", "expected"),
+    [(True, True, "64x64 w4 s1 tma dense"), (False, True, "64x32 w4 s2 tma"), (True, False, "32x32 w4 s2")],
     ids=["no mask", "a mask", "no descriptors"],
 )
-def test_a_late_shape_is_for_problems_that_may_be_late(table: None, late: bool, readable: bool, expected: str) -> None:
-    found = default_blocks((9, 0), "bf16", 64, 64, 2**20, descriptors=readable, late=late, kernel="late first")
+def test_a_dense_shape_comes_first_without_a_mask_and_is_none_elsewhere(
+    table: None, dense: bool, readable: bool, expected: str
+) -> None:
+    found = default_blocks((9, 0), "bf16", 64, 64, 2**20, descriptors=readable, dense=dense, kernel="dense second")
     assert found.row() == expected
 
 
