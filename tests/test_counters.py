@@ -286,35 +286,26 @@ REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "h200-sxm-141g
 # promised. None: the model has no account of it.
 ALLOWED = 0.05
 LOOSE: dict[str, tuple[float | None, float | None]] = {
-    # FlashAttention-2's causal blocks do not keep the pace that the replay gives them.
-    "sdpa-flash forward bf16 b4 h16 s4096 d128 causal": (0.24, 0.065),
-    "sdpa-flash forward bf16 b1 h16 s16384 d128 causal": (0.34, 0.11),
+    # FlashAttention-2's causal blocks do not keep the pace that the replay gives them, and it writes more than its output.
+    "sdpa-flash forward bf16 b4 h16 s4096 d128 causal": (0.05, 0.08),
+    "sdpa-flash forward bf16 b1 h16 s16384 d128 causal": (0.15, 0.13),
     "sdpa-flash forward bf16 b1 h16 s16384 d128": (0.02, 0.105),
     "sdpa-flash backward bf16 b1 h16 s16384 d128 causal": (0.04, None),
-    # One head: blocks drift apart over long rows.
+    # One head: blocks drift apart over long rows, on some days more than on others.
     "sdpa-flash forward bf16 b1 h1 s131072 d128": (0.10, 0.14),
-    "sdpa-flash forward bf16 b1 h1 s524288 d128": (0.54, None),
-    "sdpa-cudnn forward bf16 b1 h1 s524288 d128": (0.34, 0.05),
+    "sdpa-flash forward bf16 b1 h1 s524288 d128": (0.45, None),
+    "sdpa-cudnn forward bf16 b1 h1 s524288 d128": (0.14, None),
+    "flash-v2 forward bf16 b1 h1 s524288 d128": (0.38, 0.05),
     # The memory-efficient kernel passes its sums of dQ through memory more often than the three kernels of the model.
     **{
         f"sdpa-efficient backward bf16 {problem}": bounds
         for problem, bounds in {
-            "b4 h16 s4096 d128": (0.22, None),
-            "b1 h16 s16384 d128": (0.51, None),
-            "b4 h16 s4096 d128 causal": (0.075, None),
-            "b1 h16 s16384 d128 causal": (0.40, None),
+            "b4 h16 s4096 d128": (0.12, None),
+            "b1 h16 s16384 d128": (0.48, None),
+            "b4 h16 s4096 d128 causal": (0.05, None),
+            "b1 h16 s16384 d128 causal": (0.32, None),
         }.items()
     },
-    # What its programs read drifts further apart than the replay says.
-    "flash-v2 forward bf16 b1 h32 s16384 d64 causal": (0.07, None),
-    "flash-v2 forward bf16 b4 h32 s4096 d64 causal": (0.07, None),
-    "flash-v2 forward bf16 b4 h16 s4096 d128 causal": (0.08, None),
-    "flash-v2 forward bf16 b1 h16 s16384 d128 causal": (0.055, None),
-    "flash-v2 forward bf16 b4 h32 s16384 d64 causal": (0.055, None),
-    "flash-v2 backward bf16 b4 h16 s4096 d128 causal": (0.07, 0.05),
-    "flash-v3 forward bf16 b1 h8 s16384 d256 causal": (0.055, None),
-    "flash-v2 forward bf16 b8 h16 s16384 d128": (0.26, 0.05),
-    "flash-v2 forward bf16 b1 h1 s524288 d128": (0.44, 0.05),
     # The library reads its operands more than once; the model of a product alone does not know its tiles.
     "gemm-qk forward bf16 b2 h16 s8192 d128": (0.36, 0.05),
     # A share of next to nothing.
@@ -334,8 +325,8 @@ def reference(*folders: str) -> dict[str, tuple[Counted, Device]]:
     return found
 
 
-COUNTED = reference("counters", "counters-kernels")
-"""A case of both is that of the latter: the kernels' present order of work."""
+COUNTED = reference("counters", "counters-kernels", "counters-one-head")
+"""PyTorch's kernels, this project's, and one long head, counted before shapes kept for other problems were its default."""
 
 
 @pytest.mark.parametrize("key", COUNTED)

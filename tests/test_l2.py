@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashbench.model import l2 as l2_model
 from flashbench.model.l2 import L2, Block, Stream, chunk_rows, heads_to_replay, replay, stream_key
 
 ROW = 512
@@ -17,9 +18,11 @@ def blocks(heads: int, per_head: int, own: int = 0) -> list[Block]:
     return [Block(head, 0, ROWS, own, own) for head in range(heads) for _ in range(per_head)]
 
 
-def again(l2_bytes: int, launch: list[Block], slots: int, partitions: int = 1, sm_count: int = 8) -> int:
+def again(
+    l2_bytes: int, launch: list[Block], slots: int, partitions: int = 1, sm_count: int = 8, down: bool = False
+) -> int:
     l2 = L2(l2_bytes, partitions)
-    replay(l2, launch, [Stream(ROW)], slots, sm_count, 64)
+    replay(l2, launch, [Stream(ROW)], slots, sm_count, 64, down=down)
     return l2.again
 
 
@@ -48,6 +51,41 @@ def test_what_blocks_own_pushes_out_what_they_share() -> None:
 def test_rows_that_both_sides_read_take_the_place_of_two() -> None:
     assert again(HEAD + HEAD // 2, blocks(1, 16), slots=8, partitions=1) == 0
     assert again(HEAD + HEAD // 2, blocks(1, 16), slots=8, partitions=2) == HEAD
+
+
+def test_a_chunk_that_is_read_again_leaves_no_later_for_that() -> None:
+    l2 = L2(3, 1)
+    for key in (0, 1, 0, 2, 0):  # 0 has come first, and was read last
+        l2.load(0, key, 1)
+    l2.load(0, 3, 1)
+    assert l2.again == 0
+    l2.load(0, 1, 1)
+    assert l2.again == 0
+    l2.load(0, 0, 1)
+    assert l2.again == 1
+
+
+def test_blocks_that_go_down_end_with_the_rows_that_shorter_ones_want() -> None:
+    """A long block fills the cache, and a short one follows: downwards it finds the first rows, upwards they have gone."""
+    launch = [Block(0, 0, ROWS, 0, 0), Block(0, 0, ROWS // 4, 0, 0)]
+    assert again(HEAD // 2, launch, slots=1, down=True) == 0
+    assert again(HEAD // 2, launch, slots=1) == HEAD // 4
+
+
+def test_blocks_drift_apart_so_that_late_waves_read_less_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that a wave of 8 cuts between two waves are read twice while waves are in step, and once when they are not."""
+    launch, size = blocks(400, 6), HEAD * 5 // 4
+    drifting = again(size, launch, slots=8)
+    monkeypatch.setattr(l2_model, "LAG", 0.0)
+    in_step = again(size, launch, slots=8)
+    assert 0 < drifting < in_step / 2
+
+
+def test_blocks_that_go_over_more_than_a_partition_holds_are_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = blocks(4, 8 * 50)
+    found = again(HEAD // 2, launch, slots=8)
+    monkeypatch.setattr(l2_model, "LAG", 0.0)
+    assert found == again(HEAD // 2, launch, slots=8) == 4 * 49 * HEAD
 
 
 def test_sums_are_read_and_written_once_for_each_time_that_they_are_pushed_out() -> None:
@@ -89,7 +127,7 @@ def test_chunks_are_finer_for_longer_rows_only_as_far_as_the_cache_asks() -> Non
 
 
 def test_a_launch_of_many_heads_is_replayed_in_part() -> None:
-    assert heads_to_replay(1000, 32, 132) == 50
+    assert heads_to_replay(1000, 32, 132) == 198  # 48 waves
     assert heads_to_replay(8, 32, 132) == 8
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flashbench.errors import UsageError
-from flashbench.model import order, tiled
+from flashbench.model import l2, order, tiled
 from flashbench.model.flops import useful_flops
 from flashbench.model.interval import Cache, Traffic, streamed
 from flashbench.model.memory import footprint, inputs_bytes, oom_reason
@@ -545,3 +545,16 @@ def test_a_causal_launch_of_many_sections_is_modelled_by_a_few_of_them(
         return traffic("tiled-v2", case, **H200, schedule=schedule).read
 
     assert read(16) == pytest.approx(read(10**6), rel=0.02)
+
+
+def test_a_dense_launch_of_many_heads_is_modelled_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waves drift apart, so that heads read later cost less: what the rest costs is told by the second half of what is replayed."""
+    case = square(16384, batch=12, heads_q=16, heads_kv=16, head_dim=128, head_dim_v=128)
+    schedule = Schedule(128, 64, blocks_per_sm=2)
+
+    def read(waves: int) -> int:
+        monkeypatch.setattr(l2, "WAVES", waves)
+        tiled._keys_again.cache_clear()
+        return traffic("tiled-v2", case, **H200, schedule=schedule).read
+
+    assert read(48) == pytest.approx(read(10**6), rel=0.02)

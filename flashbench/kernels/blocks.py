@@ -19,6 +19,21 @@ from flashbench.errors import UsageError, nearest
 FORWARD = "flash-v2 forward"
 SHORT_KEYS = 512
 """Keys that a query of a causal sequence of 1,024 sees on average."""
+USES = {
+    "dense": "without a mask",
+    "short": f"under a mask, where queries see {SHORT_KEYS} keys at most on average",
+    "long": "where the keys and values that a query sees, on average, take more than half of the L2",
+}
+"""What a shape of the forward pass may be kept for. A problem has one use at most; the last of these comes first."""
+
+
+def use_of(masked: bool, mean_keys: float, row_bytes: int, l2_bytes: int) -> str:
+    """The use of a problem whose queries see `mean_keys` on average, `row_bytes` being those of a key and its value."""
+    if mean_keys * row_bytes > l2_bytes / 2:
+        return "long"
+    if not masked:
+        return "dense"
+    return "short" if mean_keys <= SHORT_KEYS else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +47,24 @@ class BlockShape:
     """Depth of the software pipeline: K and V tiles in flight."""
     descriptors: bool = False
     """Load through tensor descriptors (TMA) where the tensors allow it; sm_90 and later."""
-    dense: bool = False
-    """Forward: the default without a mask, and nowhere else."""
-    short: bool = False
-    """Forward, under a mask: the default where queries see SHORT_KEYS keys at most on average, and nowhere else."""
+    use: str = ""
+    """What it is kept for in the forward pass, of USES; or anything."""
 
     def row(self) -> str:
-        """As the table writes it: `128x64 w4 s3 tma`, or with `dense` or `short` behind it."""
-        words = f"{' tma' if self.descriptors else ''}{' dense' if self.dense else ''}{' short' if self.short else ''}"
+        """As the table writes it: `128x64 w4 s3 tma`, or with its use behind it."""
+        words = f"{' tma' if self.descriptors else ''}{' ' if self.use else ''}{self.use}"
         return f"{self.block_q}x{self.block_kv} w{self.num_warps} s{self.num_stages}{words}"
 
 
 def parse_shape(row: str) -> BlockShape:
-    """A row of the table, `128x64 w4 s3 tma dense`: queries x keys, warps, stages, whether to load through descriptors, and what it is for."""
-    found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)( tma)?( dense)?( short)?", row)
+    """A row of the table, `128x64 w4 s3 tma dense`: queries x keys, warps, stages, whether to load through descriptors, and its use."""
+    found = re.fullmatch(rf"(\d+)x(\d+) w(\d+) s(\d+)( tma)?(?: ({'|'.join(USES)}))?", row)
     if not found:
         raise UsageError(
-            f"'{row}' is no block shape; one is written as 128x64 w4 s3, with tma, dense or short behind it or without"
+            f"'{row}' is no block shape; one is written as 128x64 w4 s3, with tma and one of {', '.join(USES)} behind it or without"
         )
     block_q, block_kv, warps, stages = map(int, found.groups()[:4])
-    return BlockShape(block_q, block_kv, warps, stages, *(word is not None for word in found.groups()[4:]))
+    return BlockShape(block_q, block_kv, warps, stages, found[5] is not None, found[6] or "")
 
 
 Rows = dict[int, tuple[BlockShape, ...]]
@@ -173,23 +186,19 @@ def default_blocks(
     shared_limit_bytes: int,
     *,
     descriptors: bool = True,
-    dense: bool = False,
-    short: bool = False,
+    use: str = "",
     kernel: str = FORWARD,
     need: Need = shared_bytes,
 ) -> BlockShape:
     """The first shape of the table that fits `shared_limit_bytes`, or the one that needs least if none is sure to.
 
-    `descriptors` says whether the tensors can be read through them, `dense` and `short` whether shapes for problems without a mask and for few
-    keys come first, which otherwise are none; `need` is the kernel's own estimate. Ampere has no descriptors, and
-    leaves out shapes of `any` family that use them. UsageError where the table has no shape for this kernel that can be used.
+    `descriptors` says whether the tensors can be read through them; shapes kept for the `use` of the problem come first, and those of other uses
+    are none; `need` is the kernel's own estimate. Ampere has no descriptors, and leaves out shapes of `any` family that use them. UsageError where the table has no shape for this kernel that can be used.
     """
     rows = candidate_blocks(capability, dtype, max(head_dim, head_dim_v), kernel)
     descriptors = descriptors and family(capability) != "sm_80"
-    usable = [
-        shape for shape in rows if shape.descriptors <= descriptors and shape.dense <= dense and shape.short <= short
-    ]
-    usable.sort(key=lambda shape: not (shape.dense or shape.short))
+    usable = [shape for shape in rows if shape.descriptors <= descriptors and shape.use in ("", use)]
+    usable.sort(key=lambda shape: shape.use == "")
     if not usable:
         raise UsageError(
             f"all block shapes of '{kernel}' for {family(capability)}, {dtype}, head_dim {max(head_dim, head_dim_v)} load through "

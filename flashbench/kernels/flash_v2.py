@@ -36,7 +36,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flashbench.kernels.blocks import SHORT_KEYS, BlockShape, compiled_figures, default_blocks, family, padded
+from flashbench.kernels.blocks import BlockShape, compiled_figures, default_blocks, family, padded, use_of
 from flashbench.kernels.inputs import check_inputs, device_limits, on, product_dtype, visibility
 from flashbench.kernels.schedule import assigned, key_ranges, mean_keys, section_count, visible
 from flashbench.kernels.tiles import describable, describe, load_rows
@@ -209,6 +209,7 @@ def prepare(
     limits = device_limits(q.device)
     readable = describable(q) and describable(k) and describable(v)
     dtype = product_dtype(q, precision)
+    row_bytes = (head_dim + head_dim_v) * q.element_size()  # of a key and its value
     if blocks is None:
         blocks = default_blocks(
             limits.capability,
@@ -217,8 +218,7 @@ def prepare(
             head_dim_v,
             limits.shared_bytes,
             descriptors=readable,
-            dense=not causal,
-            short=causal and mean_keys(seq_q, seq_kv, window, causal=True) <= SHORT_KEYS,
+            use=use_of(causal, mean_keys(seq_q, seq_kv, window, causal=causal), row_bytes, limits.l2_bytes),
         )
     else:
         blocks = replace(blocks, descriptors=blocks.descriptors and readable)
@@ -230,8 +230,7 @@ def prepare(
     tail = seq_kv % blocks.block_kv != 0
     out = torch.empty((batch, heads_q, seq_q, head_dim_v), dtype=v.dtype, device=q.device)
     lse = torch.empty((batch, heads_q, seq_q), dtype=torch.float32, device=q.device) if with_lse else None
-    kv_head_bytes = seq_kv * (head_dim + head_dim_v) * q.element_size()
-    sections = section_count(batch * heads_kv, kv_head_bytes, limits.l2_bytes)
+    sections = section_count(batch * heads_kv, seq_kv * row_bytes, limits.l2_bytes)
     arguments = (
         *sources, out, lse, q.stride(), k.stride(), v.stride(), batch * heads_q, heads_q,
         heads_q // heads_kv, seq_q, seq_kv, window or 0, scale_in_bits(scale), sections,

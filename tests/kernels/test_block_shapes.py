@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from flashbench.errors import UsageError
 from flashbench.kernels import blocks
 from flashbench.kernels.blocks import (
+    USES,
     BlockShape,
     block_table,
     candidate_blocks,
@@ -17,6 +18,7 @@ from flashbench.kernels.blocks import (
     parse_shape,
     read_table,
     shared_bytes,
+    use_of,
 )
 
 KIB = 1024
@@ -104,9 +106,10 @@ def test_no_shape_for_ampere_loads_through_descriptors_that_it_lacks(name: str) 
 
 
 shapes = st.builds(
-    lambda numbers, words: BlockShape(*numbers, *words),
-    st.tuples(st.integers(1, 512), st.integers(1, 512), st.integers(1, 16), st.integers(1, 9)),
-    st.sampled_from([(False, False), (True, False), (True, True), (False, False, True), (True, False, True)]),
+    BlockShape,
+    *(st.integers(1, most) for most in (512, 512, 16, 9)),
+    descriptors=st.booleans(),
+    use=st.sampled_from(["", *USES]),
 )
 
 
@@ -146,10 +149,8 @@ wide:
       64: [16x32 w4 s1]
 descriptors only:
   any: {any: {256: [64x64 w4 s2 tma]}}
-dense second:
-  any: {any: {256: [64x32 w4 s2 tma, 64x64 w4 s1 tma dense, 32x32 w4 s2]}}
-short second:
-  any: {any: {256: [64x64 w4 s2, 32x32 w4 s2 short]}}
+kept:
+  any: {any: {256: [64x32 w4 s2 tma, 64x64 w4 s1 tma dense, 32x32 w4 s2, 16x16 w4 s1 short]}}
 empty: {}
 """
 
@@ -206,20 +207,26 @@ def test_a_kernel_chooses_by_its_own_estimate_of_shared_memory(table: None) -> N
 
 
 @pytest.mark.parametrize(
-    ("dense", "readable", "expected"),
-    [(True, True, "64x64 w4 s1 tma dense"), (False, True, "64x32 w4 s2 tma"), (True, False, "32x32 w4 s2")],
-    ids=["no mask", "a mask", "no descriptors"],
+    ("use", "readable", "expected"),
+    [
+        ("dense", True, "64x64 w4 s1 tma dense"),
+        ("short", True, "16x16 w4 s1 short"),
+        ("long", True, "64x32 w4 s2 tma"),
+        ("", True, "64x32 w4 s2 tma"),
+        ("dense", False, "32x32 w4 s2"),
+    ],
+    ids=["its own", "another", "none of its own", "no use", "no descriptors"],
 )
-def test_a_dense_shape_comes_first_without_a_mask_and_is_none_elsewhere(
-    table: None, dense: bool, readable: bool, expected: str
+def test_a_shape_kept_for_a_use_comes_first_there_and_is_none_elsewhere(
+    table: None, use: str, readable: bool, expected: str
 ) -> None:
-    found = default_blocks((9, 0), "bf16", 64, 64, 2**20, descriptors=readable, dense=dense, kernel="dense second")
+    found = default_blocks((9, 0), "bf16", 64, 64, 2**20, descriptors=readable, use=use, kernel="kept")
     assert found.row() == expected
 
 
-@pytest.mark.parametrize(("short", "expected"), [(True, "32x32 w4 s2 short"), (False, "64x64 w4 s2")])
-def test_a_short_shape_comes_first_where_queries_see_few_keys_and_is_none_elsewhere(
-    table: None, short: bool, expected: str
-) -> None:
-    found = default_blocks((9, 0), "bf16", 64, 64, 2**20, short=short, kernel="short second")
-    assert found.row() == expected
+@pytest.mark.parametrize(
+    ("masked", "mean_keys", "use"),
+    [(False, 64, "dense"), (False, 1000, "dense"), (False, 1001, "long"), (True, 512, "short"), (True, 513, ""), (True, 1001, "long")],
+)  # fmt: skip
+def test_what_a_problem_is_for_the_table(masked: bool, mean_keys: float, use: str) -> None:
+    assert use_of(masked, mean_keys, row_bytes=10, l2_bytes=20_000) == use
