@@ -7,10 +7,9 @@ blocks from the kernel:
 
 - Blocks are handed out in order to the places that the SMs have. The SMs are not alike: the slowest falls behind the quickest by LAG of
   every block, so that waves that began in step end spread out, and a long launch reads less than its first waves.
-- Rows move in chunks. Each partition of the L2 gives up first what came first, however often it was read since: with the least
-  recently used, flash-v2 would read 14 to 20 % less where it reads 13 to 38 % too much (docs/byte-models.md), and that the L2 is no such
-  cache was measured by Mei and Chu (arXiv 1509.02308). A partition has half of the L2 where there are two, because what SMs on both
-  sides read is held twice (NVIDIA, A100 Tensor Core GPU Architecture, 2020). Sums lie in one of them.
+- Rows move in chunks. Each partition of the L2 gives up first what came first, however often it was read since: with the least recently
+  used in its place, counts of five orders of work agree less (docs/byte-model.md). A partition has half of the L2 where there are two,
+  because what SMs on both sides read is held twice (NVIDIA, A100 Tensor Core GPU Architecture, 2020). Sums lie in one of them.
 - A chunk that was written leaves for HBM when it is pushed out. One that nobody pushes out before the last kernel has read it costs
   no HBM byte.
 
