@@ -13,8 +13,8 @@ number a row is kept, the log-sum-exp m + log l. Four things here make it quick 
 - exp(x) is exp2(x log2 e), the form that the hardware has; log2 e is folded into the scale, so that s * c - m is one multiply-add.
 - Key blocks that every query of the block sees need no mask; only the diagonal, a window's left edge and the tail do. One loop takes them
   all, the mask in a branch, where the compiler allows it: three loops fill the pipeline three times and spill at the seams.
-- What hides a program's copies and its softmax is, in the shapes that lead the table on sm_90, the other programs of its multiprocessor: two or
-  three fit where each has one buffer for its tiles (num_stages 1), and that gains more than a pipeline inside a program loses.
+- What hides a program's copies and its softmax, in the shapes that lead the table on sm_90, is not a pipeline inside it but the other programs
+  of its multiprocessor: two to four fit where each has one buffer, for a tile of K and then of V (num_stages 1).
 - Where the mask is causal, the longest query blocks start first, so that no long one is left over at the end, and each goes from its
   diagonal down to the first key: the L2 gives up first what came first, and the first keys are those that the short blocks still want.
 
@@ -22,8 +22,8 @@ Cost of one call, for B sequences, H query heads, H_kv key/value heads, N querie
 
     FLOPs      4 B H N M d for the two products (half of it causal), and B H N M exponentials
     HBM bytes  s B (2 H N d + 2 H_kv M d) at the least: Q, K, V in, O out; K and V again for each wave of programs that misses the L2
-    shared     s (BLOCK_Q + 2 num_stages BLOCK_KV) d per program: 160 KiB at 128 x 128, d = 128, 2 stages, bf16
-    registers  o and s in fp32, (d + BLOCK_KV) BLOCK_Q over the threads of a program: 128 a thread at 128 x 128, d = 128, 8 warps
+    shared     s (BLOCK_Q + 2 num_stages BLOCK_KV) d per program, or s (BLOCK_Q + BLOCK_KV) d with one stage: 48 KiB at 64 x 128, d = 128, bf16
+    registers  o and s in fp32, (d + BLOCK_KV) BLOCK_Q over the threads of a program: 128 a thread at 64 x 128, d = 128, 4 warps
 """
 
 from __future__ import annotations
