@@ -558,3 +558,25 @@ def test_a_dense_launch_of_many_heads_is_modelled_by_some_of_them(monkeypatch: p
         return traffic("tiled-v2", case, **H200, schedule=schedule).read
 
     assert read(48) == pytest.approx(read(10**6), rel=0.02)
+
+
+@given(
+    heads=st.integers(1, 60),
+    seq_len=st.sampled_from([256, 512, 1024, 2048]),
+    block_q=st.sampled_from([64, 128]),
+    blocks_per_sm=st.integers(1, 4),
+    megabytes=st.integers(2, 40),
+)
+def test_where_all_stays_in_the_l2_a_replay_reads_nothing_again(
+    heads: int, seq_len: int, block_q: int, blocks_per_sm: int, megabytes: int
+) -> None:
+    case = Problem(1, heads, heads, seq_len, seq_len, 64, 64, "bf16")
+    cache = Cache(l2_bytes=megabytes << 20, sm_count=16, l2_partitions=2)
+    schedule, own = Schedule(block_q, 128, blocks_per_sm), block_q * 2 * 128
+    assume(tiled._stays(seq_len // block_q, seq_len * 256, own, 16 * blocks_per_sm, cache.l2_bytes // 2))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tiled, "_stays", lambda *_: False)
+        tiled._keys_again.cache_clear()
+        replayed, _ = tiled._keys_again(case, cache, schedule, blocks_per_sm, own)
+    tiled._keys_again.cache_clear()
+    assert replayed == 0

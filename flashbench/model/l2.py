@@ -143,45 +143,51 @@ def replay(
     lags = [lag * (slot % sm_count * GOLDEN_RATIO % 1) for slot in range(places)]
     moves = [(stream_key(number, 0, 0), chunk * stream.row_bytes, stream.adds) for number, stream in enumerate(streams)]
     running = [next(waiting) for _ in range(places)]
-    at, left = [0] * places, [0] * places  # the chunk that each goes over next, and how many it has to go over
+    at, left = (
+        [0] * places,
+        [0] * places,
+    )  # the chunk that each goes over next, of stream 0, and how many it has to go over
     due = [(0.0, LOADS, slot) for slot in range(places)]  # what happens next, where, in order; a chunk takes 1
+    step = -1 if down else 1
 
     def start(slot: int, block: Block) -> None:
-        l2.pass_by(sides[slot], block.reads)
         first, end = block.first // chunk, -(-block.end // chunk)
-        at[slot], left[slot] = (end - 1 if down else first), end - first
+        at[slot], left[slot] = stream_key(0, block.head, end - 1 if down else first), end - first
 
     for slot, block in enumerate(running):
+        l2.pass_by(sides[slot], block.reads)
         start(slot, block)
-    step = -1 if down else 1
+    parts = [l2.parts[side] for side in sides]
+    replace = heapq.heapreplace
     while due:
         now, event, slot = due[0]
-        block, side = running[slot], sides[slot]
         if event == LOADS:
             if left[slot] > 0:
-                part, row = l2.parts[side], stream_key(0, block.head, at[slot])
+                part, here = parts[slot], at[slot]
                 for stream, size, adds in moves:
-                    key = stream + row
+                    key = stream + here
                     if adds:
                         l2.add(key, size)
                     elif key not in part:  # seldom: so much quicker than `load` each time
-                        l2.load(side, key, size)
-            at[slot] += step
+                        l2.load(sides[slot], key, size)
+                at[slot] = here + step
             left[slot] -= 1
             if left[slot] > 0:
-                heapq.heapreplace(due, (now + 1, LOADS, slot))
+                replace(due, (now + 1, LOADS, slot))
             else:
+                block = running[slot]
                 chunks = -(-block.end // chunk) - block.first // chunk
-                heapq.heapreplace(due, (now + 1 + lags[slot] * chunks, ENDS, slot))
+                replace(due, (now + 1 + lags[slot] * chunks, ENDS, slot))
             continue
-        l2.pass_by(side, block.writes)
         following = next(waiting, None)
         if following is None:
+            l2.pass_by(sides[slot], running[slot].writes)
             heapq.heappop(due)
         else:
+            l2.pass_by(sides[slot], running[slot].writes + following.reads)
             running[slot] = following
             start(slot, following)
-            heapq.heapreplace(due, (now, LOADS, slot))
+            replace(due, (now, LOADS, slot))
 
 
 def stream_key(stream: int, head: int, chunk: int) -> int:

@@ -58,6 +58,8 @@ def _keys_again(
         group = t.group
         if p.mask != "none":
             sections, ranges = section_count(t.kv_heads, p.seq_kv * row, l2_bytes), ranges[::-1]
+    if sections is None and _stays(len(ranges) * t.group, p.seq_kv * row, own, slots, l2_bytes // cache.l2_partitions):
+        return 0.0, most
 
     def replayed(heads: int, sections: int | None) -> tuple[float, float]:
         blocks = [
@@ -70,6 +72,12 @@ def _keys_again(
 
     again, _ = of_all_heads(replayed, t.q_heads, heads_to_replay(t.q_heads, len(ranges), slots), group, sections)
     return min(most, again), most
+
+
+def _stays(blocks: int, head_bytes: int, own: int, slots: int, capacity: int) -> bool:
+    """Whether a partition holds what comes into it while the `blocks` of a head run: of heads in turn, and half of what blocks have of their own."""
+    meanwhile = blocks + 2 * slots
+    return (meanwhile // blocks + 2) * head_bytes + meanwhile * own // 2 <= capacity
 
 
 def forward_kv_outer(problem: Problem, cache: Cache, schedule: Schedule) -> Traffic:
