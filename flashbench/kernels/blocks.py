@@ -19,16 +19,16 @@ from flashbench.errors import UsageError, nearest
 FORWARD = "flash-v2 forward"
 SHORT_KEYS = 512
 """Keys that a query of a causal sequence of 1,024 sees on average."""
-USES = {
-    "dense": "without a mask",
-    "short": f"under a mask, where queries see {SHORT_KEYS} keys at most on average",
-    "long": "where the keys and values that a query sees, on average, take more than half of the L2",
-}
-"""What a shape of the forward pass may be kept for. A problem has one use at most; the last of these comes first."""
+USES = ("dense", "short", "long")
+"""What a shape of the forward pass may be kept for."""
 
 
 def use_of(masked: bool, mean_keys: float, row_bytes: int, l2_bytes: int) -> str:
-    """The use of a problem whose queries see `mean_keys` on average, `row_bytes` being those of a key and its value."""
+    """Which of USES a problem is, or none, whose queries see `mean_keys` on average, `row_bytes` being those of a key and its value.
+
+    `long`: what a query sees takes more than half of the L2, masked or not; else `dense`: there is no mask; or `short`: there is one, and
+    queries see SHORT_KEYS at most.
+    """
     if mean_keys * row_bytes > l2_bytes / 2:
         return "long"
     if not masked:
@@ -192,8 +192,9 @@ def default_blocks(
 ) -> BlockShape:
     """The first shape of the table that fits `shared_limit_bytes`, or the one that needs least if none is sure to.
 
-    `descriptors` says whether the tensors can be read through them; shapes kept for the `use` of the problem come first, and those of other uses
-    are none; `need` is the kernel's own estimate. Ampere has no descriptors, and leaves out shapes of `any` family that use them. UsageError where the table has no shape for this kernel that can be used.
+    `descriptors` says whether the tensors can be read through them; shapes kept for the problem's `use` come first, and those kept for another
+    are left out; `need` is the kernel's own estimate. Ampere has no descriptors, and leaves out shapes of `any` family that use them.
+    UsageError where the table has no shape for this kernel that can be used.
     """
     rows = candidate_blocks(capability, dtype, max(head_dim, head_dim_v), kernel)
     descriptors = descriptors and family(capability) != "sm_80"

@@ -43,7 +43,8 @@ def of_all_heads(
         some = min(heads, -(-enough // group) * group)
         fewer = some // 2 // group * group
         if some >= heads or not fewer:
-            return _scaled(replayed(some, None), heads / some)
+            again, spilled = replayed(some, None)
+            return again * heads / some, spilled * heads / some
         few, many = replayed(fewer, None), replayed(some, None)
         left = (heads - some) / (some - fewer)
     else:
@@ -55,7 +56,3 @@ def of_all_heads(
         left = heads / size - some_sections
     again, spilled = (after + left * max(0.0, after - before) for before, after in zip(few, many, strict=True))
     return again, spilled
-
-
-def _scaled(cost: tuple[float, float], factor: float) -> tuple[float, float]:
-    return cost[0] * factor, cost[1] * factor

@@ -76,7 +76,7 @@ def _keys_again(
 
 def _stays(blocks: int, head_bytes: int, own: int, slots: int, capacity: int) -> bool:
     """Whether a partition holds what comes into it while the `blocks` of a head run: of heads in turn, and half of what blocks have of their own."""
-    meanwhile = blocks + 2 * slots
+    meanwhile = blocks + slots
     return (meanwhile // blocks + 2) * head_bytes + meanwhile * own // 2 <= capacity
 
 

@@ -16,6 +16,7 @@ CASES: tuple[AttentionProblem, ...] = (
         for d in (64, 128, 256)
         for mask in ("none", "causal", "window:1000")
     ),
+    attention("bf16 d 128 none, long", "1", "131072", "128", dtype="bf16"),
     *(attention(f"bf16 d {d} causal, 512", "16", "512", str(d), dtype="bf16", mask="causal") for d in (64, 128, 256)),
     attention("bf16 d 80, padded", "16", "4096", "80", dtype="bf16", mask="causal"),
     attention("bf16 d 192/128", "16", "4096", "192/128", dtype="bf16", mask="causal"),
@@ -29,7 +30,7 @@ CASES: tuple[AttentionProblem, ...] = (
     *(attention(f"tf32 d {d}", "16", "4096", str(d), dtype="tf32", mask="causal") for d in (64, 128, 256)),
     *(attention(f"fp32 d {d}", "16", "4096", str(d), dtype="fp32", mask="causal") for d in (64, 128, 256)),
 )
-MAIN = tuple(f"bf16 d {d} {mask}" for d in (64, 128, 256) for mask in ("none", "causal", "causal, 512"))
+MAIN = tuple(f"bf16 d {d} {mask}" for d in (64, 128, 256) for mask in ("none", "causal", "causal, 512")) + ("bf16 d 128 none, long",)
 ODD = ("channels first",)
 """Problems of which only a right answer is asked: their loads cannot be wide."""
 MATRIX_UNITS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
