@@ -592,3 +592,10 @@ def test_where_heads_are_said_to_stay_a_replay_reads_nothing_again(
 def test_heads_are_said_to_stay_in_little_more_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     capacity = least_to_stay(512, 64, 4)
     assert read_again(512, 64, 4, capacity * 2 // 3) > 0
+
+
+def test_heads_with_blocks_of_all_lengths_are_replayed_however_short_they_are():
+    """While the longest block of a head runs, many short ones of others start."""
+    case = square(2048, batch=8, heads_q=16, heads_kv=16, head_dim=128, head_dim_v=128, mask="causal")
+    found = traffic("tiled-v2", case, **H200, schedule=Schedule(blocks_per_sm=2, walks_down=True))
+    assert found.estimate > 1.03 * found.low

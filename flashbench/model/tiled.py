@@ -58,7 +58,7 @@ def _keys_again(
         group = t.group
         if p.mask != "none":
             sections, ranges = section_count(t.kv_heads, p.seq_kv * row, l2_bytes), ranges[::-1]
-    if sections is None and _stays(len(ranges) * t.group, p.seq_kv * row, own, slots, l2_bytes // cache.l2_partitions):
+    if p.mask == "none" and _stays(len(ranges) * t.group, p.seq_kv * row, own, slots, l2_bytes // cache.l2_partitions):
         return 0.0, most
 
     def replayed(heads: int, sections: int | None) -> tuple[float, float]:
@@ -75,7 +75,10 @@ def _keys_again(
 
 
 def _stays(blocks: int, head_bytes: int, own: int, slots: int, capacity: int) -> bool:
-    """Whether a partition holds what comes into it while the `blocks` of a head run: of heads in turn, and half of what blocks have of their own."""
+    """Whether a partition holds what comes into it while the `blocks` of a head run: of heads in turn, and half of what blocks have of their own.
+
+    Blocks are of one length, so that no more than `slots` others start meanwhile.
+    """
     meanwhile = blocks + slots
     return (meanwhile // blocks + 2) * head_bytes + meanwhile * own // 2 <= capacity
 
