@@ -281,12 +281,13 @@ def write(forever):
 
 @pytest.mark.parametrize("moment", range(10))
 def test_a_kill_at_any_moment_leaves_every_finished_row_readable(tmp_path: Path, moment: int) -> None:
-    child = run_child("write(forever=True)", tmp_path)
-    assert child.stdout is not None
-    first = child.stdout.readline()
-    time.sleep(random.uniform(0, 0.05))
-    child.send_signal(signal.SIGKILL)
-    finished = [int(line) for line in (first + child.communicate(timeout=60)[0]).split()]
+    with run_child("write(forever=True)", tmp_path) as child:
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        time.sleep(random.uniform(0, 0.05))
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.readlines()  # not communicate(): it would lose the lines that readline() read ahead
+    finished = [int(line) for line in (first, *rest)]
 
     before = load_run(tmp_path, strict=True)
     assert [r.round for r in before.rows][: len(finished)] == finished
