@@ -107,6 +107,18 @@ def test_the_tiles_that_were_launched_count_before_those_of_the_schedule(tmp_pat
     assert line["hbm_bytes_high"] == traffic("tiled-v2", PROBLEM, l2_bytes=DEVICE.l2_bytes, schedule=schedule).high
 
 
+@pytest.mark.parametrize("down", [True, False])
+def test_so_does_the_way_in_which_blocks_walked(tmp_path: Path, down: bool) -> None:
+    causal = dataclasses.replace(PROBLEM, batch=1, seq_q=16384, seq_kv=16384, mask="causal")
+    launch = {"block_q": 64, "block_kv": 64, "walks_down": down}
+    line = derived(tmp_path, (row(problem=causal, launch=launch), [2.0] * 20)).iloc[0]
+    device = {"l2_bytes": DEVICE.l2_bytes, "sm_count": DEVICE.sm_count, "l2_partitions": 2}
+    same, other = (
+        traffic("tiled-v2", causal, schedule=Schedule(64, 64, walks_down=way), **device) for way in (down, not down)
+    )
+    assert line["hbm_bytes"] == same.estimate != other.estimate
+
+
 def test_a_provider_whose_algorithm_is_not_known_has_rates_but_no_bytes(tmp_path: Path) -> None:
     line = derived(tmp_path, (row("mine"), [2.0] * 20)).iloc[0]
     assert line["tflops"] > 0

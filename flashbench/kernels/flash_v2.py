@@ -300,6 +300,7 @@ def run(launch: Launch) -> Any:
 
 
 def launch_figures(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> dict[str, Any]:
-    """Block shape, registers, spills and shared memory of the kernel that `flash_v2_forward(q, k, v, **options)` runs; runs it once."""
+    """Block shape and direction, registers, spills and shared memory of the kernel that `flash_v2_forward(q, k, v, **options)` runs; runs
+    it once."""
     launch = prepare(q, k, v, **options)
-    return compiled_figures(launch.blocks, run(launch))
+    return {**compiled_figures(launch.blocks, run(launch)), "walks_down": launch.constants["DOWN"]}

@@ -113,7 +113,8 @@ def programs_per_sm(shared_bytes: int, shared_limit_bytes: int, num_warps: int, 
 
 
 def as_launched(schedule: Schedule, launch: Mapping[str, Any] | None, shared_limit_bytes: int | None) -> Schedule:
-    """The schedule with the block shape that a row's `launch` tells, and with as many blocks on an SM as that kernel fits there."""
+    """The schedule with the block shape that a row's `launch` tells, the way its blocks walk if told, and as many of them on an SM as that
+    kernel fits there."""
     known = {name: value for name, value in (launch or {}).items() if isinstance(value, int)}
     if not {"block_q", "block_kv"} <= known.keys():
         return schedule
@@ -122,4 +123,10 @@ def as_launched(schedule: Schedule, launch: Mapping[str, Any] | None, shared_lim
         fitting = programs_per_sm(
             known["shared_bytes"], shared_limit_bytes, known["num_warps"], max(1, known["registers"])
         )
-    return replace(schedule, block_q=known["block_q"], block_kv=known["block_kv"], blocks_per_sm=fitting)
+    return replace(
+        schedule,
+        block_q=known["block_q"],
+        block_kv=known["block_kv"],
+        blocks_per_sm=fitting,
+        walks_down=bool(known.get("walks_down", schedule.walks_down)),
+    )

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 from drawn_problems import blocks, problems
-from forward_runs import elements_written_beyond_the_end, forward_errors, forward_values, order_of_work
+from forward_runs import (
+    elements_written_beyond_the_end,
+    forward_errors,
+    forward_values,
+    order_of_work,
+    said_to_walk_down,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from problems import SMALL, AttentionProblem, attention, visible_keys
@@ -164,6 +170,16 @@ def test_the_worked_example_of_the_online_softmax(interpreted: Any) -> None:
     out, lse = interpreted(forward_values, q, k, values.reshape(1, 1, 8, 1), scale=1.0)
     assert out.item() == pytest.approx(5.257, abs=5e-4)
     assert lse.item() == pytest.approx(np.log(np.exp(scores).sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mask", "capability", "down"),
+    [("causal", (9, 0), True), ("window:9", (9, 0), True), ("causal", (8, 0), True), ("none", (9, 0), False), ("causal", (10, 0), False)],
+)  # fmt: skip
+def test_the_figures_of_a_launch_say_which_way_its_blocks_walk(
+    mask: str, capability: tuple[int, int], down: bool, interpreted: Any
+) -> None:
+    assert interpreted(said_to_walk_down, mask, capability) is down
 
 
 @pytest.mark.parametrize("causal", [False, True])
