@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import v3_emulator
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from problems import visible_keys
 from v3_runs import needs_gluon
@@ -53,10 +53,16 @@ def plain(given: tuple[np.ndarray, ...], mask: str, scale: float) -> tuple[np.nd
 def assert_right(given: tuple[np.ndarray, ...], mask: str, scale: float = SCALE, **design: object) -> None:
     lse, delta, expected = plain(given, mask, scale)
     gradients = v3_emulator.differentiate(*given, lse, delta, mask=mask, scale=scale, **design)
-    for got, wanted in zip(gradients, expected, strict=True):
-        assert np.abs(got - wanted).max() < 2e-6 * (10 + np.abs(wanted).max())
+    (_, heads_q, seq_q, _), (_, heads_kv, keys, _) = given[0].shape, given[1].shape
+    queries = heads_q // heads_kv * seq_q
+    for got, wanted, terms in zip(gradients, expected, (keys, queries, queries), strict=True):
+        # What rounding leaves of terms that cancel, as all do in dK of a single key, grows with the root of their number.
+        assert np.abs(got - wanted).max() < 2e-6 * (10 + math.sqrt(terms) + np.abs(wanted).max())
 
 
+@example(
+    design={"halves": 1, "stages": 2, "sections": 1}, batch=2, heads_kv=2, group=2, seq_q=420, seq_kv=1, mask="none", scale=-0.2,
+)  # fmt: skip
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     design=designs, batch=st.integers(1, 2), heads_kv=st.integers(1, 2), group=st.integers(1, 2), seq_q=lengths, seq_kv=lengths, mask=masks,
