@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flashbench.analysis.statistics import (
@@ -80,12 +80,13 @@ def test_the_interval_holds_the_median_and_is_made_of_samples(samples: list[floa
     assert set(interval) <= set(samples)
 
 
+@example([9333.5, 0.001, 0.001], 2.5)
 @given(times, st.floats(0.1, 10))
 def test_a_change_of_unit_changes_no_relative_figure(samples: list[float], factor: float) -> None:
     scaled = [factor * sample for sample in samples]
     for statistic in (spread, relative_width):
         assert statistic(scaled) == (
-            None if statistic(samples) is None else pytest.approx(statistic(samples), abs=1e-9)
+            None if statistic(samples) is None else pytest.approx(statistic(samples), rel=1e-9, abs=1e-9)
         )
 
 

@@ -40,8 +40,7 @@ def test_a_sleep_of_known_length_is_reported_once_however_many_samples_are_taken
     sleeper = Sleeper(0.004)
     samples = time_call(sleeper, Rule("warm", min_samples=min_samples, max_seconds=0.05, warmup_seconds=0.01), CPU)
     assert len(samples.values_ms) >= min_samples
-    assert min(samples.values_ms) >= 4.0
-    assert median(samples.values_ms) == pytest.approx(4.0, abs=2.0)
+    assert 4.0 <= min(samples.values_ms) < 6.0  # the quickest: on a busy machine some are late
 
 
 def test_a_sample_is_one_call() -> None:
