@@ -117,9 +117,9 @@ def test_a_million_queries_are_counted_at_once_exactly_and_without_memory():
     # FL-07
     n, w = 1_048_576, 4096
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     counted = visible_pairs(f"window:{w}", n, n)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert counted == w * (w + 1) // 2 + (n - w) * w
