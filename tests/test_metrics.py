@@ -108,7 +108,7 @@ def test_the_tiles_that_were_launched_count_before_those_of_the_schedule(tmp_pat
 
 
 @pytest.mark.parametrize("down", [True, False])
-def test_so_does_the_way_in_which_blocks_walked(tmp_path: Path, down: bool) -> None:
+def test_the_way_in_which_blocks_walked_counts_before_that_of_the_schedule(tmp_path: Path, down: bool) -> None:
     causal = dataclasses.replace(PROBLEM, batch=1, seq_q=16384, seq_kv=16384, mask="causal")
     launch = {"block_q": 64, "block_kv": 64, "walks_down": down}
     line = derived(tmp_path, (row(problem=causal, launch=launch), [2.0] * 20)).iloc[0]

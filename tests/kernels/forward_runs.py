@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -70,10 +71,10 @@ def said_to_walk_down(mask: str, capability: tuple[int, int] | None) -> bool:
     """What the figures of a launch say of the way that its blocks walk, made for a GPU of this capability and interpreted."""
     from flashbench.kernels import flash_v2
 
-    limits = flash_v2.device_limits(torch.device("cpu"))
-    flash_v2.device_limits = lambda _: limits._replace(capability=capability)
+    limits = flash_v2.device_limits(torch.device("cpu"))._replace(capability=capability)
     q = k = v = torch.zeros(1, 1, 64, 32)
-    return flash_v2.launch_figures(q, k, v, mask=mask, blocks=BlockShape(64, 32, 4, 1))["walks_down"]
+    with mock.patch.object(flash_v2, "device_limits", return_value=limits):  # the process goes on to other tests
+        return flash_v2.launch_figures(q, k, v, mask=mask, blocks=BlockShape(64, 32, 4, 1))["walks_down"]
 
 
 def order_of_work(heads: int, q_blocks: int, sections: int, group: int, causal: bool) -> list[tuple[int, int]]:
