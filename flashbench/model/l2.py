@@ -136,22 +136,21 @@ def replay(
     waiting = iter(blocks)
     places = min(slots, len(blocks))
     sides = [slot % sm_count % len(l2.parts) for slot in range(places)]
-    longest = max((block.end - block.first for block in blocks), default=0) * sum(
-        stream.row_bytes for stream in streams
-    )
-    lag = LAG if longest <= l2.capacity else 0.0
+    longest = max((block.end - block.first for block in blocks), default=0)
+    lag = LAG if longest * sum(stream.row_bytes for stream in streams) <= l2.capacity else 0.0
     lags = [lag * (slot % sm_count * GOLDEN_RATIO % 1) for slot in range(places)]
     moves = [(stream_key(number, 0, 0), chunk * stream.row_bytes, stream.adds) for number, stream in enumerate(streams)]
     running = [next(waiting) for _ in range(places)]
-    at, left = (
-        [0] * places,
-        [0] * places,
-    )  # the chunk that each goes over next, of stream 0, and how many it has to go over
+    at = [0] * places  # the chunk of stream 0 that each goes over next
+    left = [0] * places  # chunks that it has still to go over
     due = [(0.0, LOADS, slot) for slot in range(places)]  # what happens next, where, in order; a chunk takes 1
     step = -1 if down else 1
 
+    def span(block: Block) -> tuple[int, int]:
+        return block.first // chunk, -(-block.end // chunk)
+
     def start(slot: int, block: Block) -> None:
-        first, end = block.first // chunk, -(-block.end // chunk)
+        first, end = span(block)
         at[slot], left[slot] = stream_key(0, block.head, end - 1 if down else first), end - first
 
     for slot, block in enumerate(running):
@@ -175,16 +174,14 @@ def replay(
             if left[slot] > 0:
                 replace(due, (now + 1, LOADS, slot))
             else:
-                block = running[slot]
-                chunks = -(-block.end // chunk) - block.first // chunk
-                replace(due, (now + 1 + lags[slot] * chunks, ENDS, slot))
+                first, end = span(running[slot])
+                replace(due, (now + 1 + lags[slot] * (end - first), ENDS, slot))
             continue
         following = next(waiting, None)
+        l2.pass_by(sides[slot], running[slot].writes + (following.reads if following else 0))
         if following is None:
-            l2.pass_by(sides[slot], running[slot].writes)
             heapq.heappop(due)
         else:
-            l2.pass_by(sides[slot], running[slot].writes + following.reads)
             running[slot] = following
             start(slot, following)
             replace(due, (now, LOADS, slot))
