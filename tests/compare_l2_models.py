@@ -45,7 +45,9 @@ def errors(**schedule: Any) -> dict[str, float]:
     found = {}
     for key, (counted, device) in CASES.items():
         provider = get(counted.case.provider)
-        error = compare(counted, device, (provider.algorithm, replace(provider.schedule, **schedule))).read_error
+        launch = {name: figure for name, figure in (counted.launch or {}).items() if name not in schedule}
+        changed = replace(counted, launch=launch), device, (provider.algorithm, replace(provider.schedule, **schedule))
+        error = compare(*changed).read_error
         if error is not None:
             found[key] = error
     return found

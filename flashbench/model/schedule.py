@@ -47,6 +47,7 @@ PASSES = {
 
 SCALABLE = ("q", "k")
 COPIED_BACKWARD = ("o", "d_o")
+SIZES = ("block_q", "block_kv", "blocks_per_sm", "backward_blocks_per_sm", "dq_blocks_per_sm", "accumulator_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ class Schedule:
     blocks_per_sm: int = 1
     """Thread blocks that an SM runs at a time, forward."""
     backward_blocks_per_sm: int = 1
+    """The same of the kernel that makes dK and dV, and dQ too unless it has a pass of its own."""
+    dq_blocks_per_sm: int = 1
+    """The same of that pass."""
     longest_first: bool = False
     """Whether causal blocks of queries start in falling order of their length, over all heads whose keys and values fill a third of
     the L2 together."""
@@ -90,7 +94,7 @@ class Schedule:
     """Bytes of a stored score; by default those of the problem's dtype, and 2 for fp8."""
 
     def __post_init__(self) -> None:
-        for name in ("block_q", "block_kv", "blocks_per_sm", "backward_blocks_per_sm", "accumulator_bytes"):
+        for name in SIZES:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in self.passes:
@@ -113,20 +117,27 @@ def programs_per_sm(shared_bytes: int, shared_limit_bytes: int, num_warps: int, 
 
 
 def as_launched(schedule: Schedule, launch: Mapping[str, Any] | None, shared_limit_bytes: int | None) -> Schedule:
-    """The schedule with the block shape that a row's `launch` tells, the way its blocks walk if told, and as many of them on an SM as that
-    kernel fits there."""
-    known = {name: value for name, value in (launch or {}).items() if isinstance(value, int)}
-    if not {"block_q", "block_kv"} <= known.keys():
+    """The schedule with what a row's `launch` tells: block shape, which way blocks walk, and how many blocks of each kernel fit an SM."""
+    told = launch or {}
+    if not all(isinstance(told.get(name), int) for name in ("block_q", "block_kv")):
         return schedule
-    fitting = schedule.blocks_per_sm
-    if shared_limit_bytes and {"shared_bytes", "num_warps", "registers"} <= known.keys():
-        fitting = programs_per_sm(
-            known["shared_bytes"], shared_limit_bytes, known["num_warps"], max(1, known["registers"])
-        )
+    keys, queries = told.get("keys") or told.get("one_pass"), told.get("queries")
     return replace(
         schedule,
-        block_q=known["block_q"],
-        block_kv=known["block_kv"],
-        blocks_per_sm=fitting,
-        walks_down=bool(known.get("walks_down", schedule.walks_down)),
+        block_q=told["block_q"],
+        block_kv=told["block_kv"],
+        blocks_per_sm=_fitting(told, shared_limit_bytes) or schedule.blocks_per_sm,
+        backward_blocks_per_sm=_fitting(keys, shared_limit_bytes) or schedule.backward_blocks_per_sm,
+        dq_blocks_per_sm=_fitting(queries, shared_limit_bytes) or schedule.dq_blocks_per_sm,
+        walks_down=bool(told.get("walks_down", schedule.walks_down)),
     )
+
+
+def _fitting(figures: object, shared_limit_bytes: int | None) -> int | None:
+    """Thread blocks of a kernel on an SM, from what a launch says of it; None where that is not known."""
+    if not (shared_limit_bytes and isinstance(figures, Mapping)):
+        return None
+    shared_bytes, num_warps, registers = (figures.get(name) for name in ("shared_bytes", "num_warps", "registers"))
+    if not (isinstance(shared_bytes, int) and isinstance(num_warps, int) and isinstance(registers, int)):
+        return None
+    return programs_per_sm(shared_bytes, shared_limit_bytes, num_warps, max(1, registers))

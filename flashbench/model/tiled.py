@@ -233,7 +233,7 @@ def _dq_pass(p: Problem, cache: Cache, schedule: Schedule) -> tuple[float, int]:
     held = t.q_heads * seeing_queries(p) * (t.q_row + t.o_row + 2 * LSE_BYTES)
     first_read = held + t.kv_heads * seen_keys(p) * (t.k_row + t.v_row)
     own = schedule.block_q * (2 * t.q_row + t.o_row)
-    again, most = _keys_again(p, cache, schedule, schedule.backward_blocks_per_sm, own)
+    again, most = _keys_again(p, cache, schedule, schedule.dq_blocks_per_sm, own)
     return first_read * cache.handed_over(t.q + t.k + t.v + t.o) + again, first_read + most
 
 
