@@ -363,3 +363,18 @@ def test_no_bandwidth_label_runs_out_of_a_flat_panel() -> None:
                 inside, frame_box = text.get_window_extent(renderer), axes.get_window_extent(renderer)
                 assert inside.y1 <= frame_box.y1
                 assert inside.x1 <= frame_box.x1
+
+
+@pytest.mark.parametrize("head_dims", [(128, 128), (192, 128)])
+@pytest.mark.parametrize("label", [None, "a-data-center-gpu-with-a-rather-long-name"])
+def test_no_label_beside_a_panel_runs_off_the_page(head_dims: tuple[int, int], label: str | None) -> None:
+    d, d_v = head_dims
+    name = label or H100
+    rows = sweep("flash-v3", 600, head_dim=d, head_dim_v=d_v, mode="forward_backward", device_id=name)
+    own = Machine(name, OWN.ceilings, True)
+    figure = roofline(frame(*rows), [own, machine(A100)])
+    renderer, page = figure.canvas.get_renderer(), figure.bbox
+    labels = [text for axes in figure.axes for text in axes.texts if text.get_gid() == "ceiling label"]
+    assert any("forward + backward" in text.get_text() for text in labels)
+    for text in labels:
+        assert text.get_window_extent(renderer).x1 <= page.x1, text.get_text()

@@ -171,46 +171,75 @@ def above_roof(axes: Axes, scale: Scale) -> list[Box]:
     return [Box(at, y - x + at + _STEP_PT, at + _STEP_PT, top) for at in steps if y - x + at + _STEP_PT < top]
 
 
-def write_side_labels(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
-    """Value and origin of each horizontal ceiling, beside the right end of a row of panels."""
-    entries: list[tuple[float, str, str, str]] = []
+@dataclass(frozen=True, slots=True)
+class _SideLabel:
+    """Two lines of text beside a horizontal ceiling: what it is, and whose."""
+
+    tflops: float
+    head: str
+    tail: str
+    colour: str
+
+
+_SIDE_PT = 12.0
+"""Between the panels and the side labels."""
+_LEAST_SIDE_INCHES = 1.9
+
+
+def side_inches(scale: Scale, panel_rows: Sequence[RowOfPanels]) -> float:
+    """Room that the side labels take beside the last column."""
+    from matplotlib.textpath import TextPath
+
+    texts = [(text, SMALL_PT - 1) for text in _missing_peaks(scale)]
+    for label in (label for row in panel_rows for label in _side_labels(scale, row)):
+        texts += [(label.head, SMALL_PT), (label.tail, SMALL_PT - 1)]
+    widths_pt = [TextPath((0, 0), text, size=size).get_extents().x1 for text, size in texts]
+    return max(_LEAST_SIDE_INCHES, (_SIDE_PT + max(widths_pt, default=0.0) + 8) / 72)
+
+
+def _side_labels(scale: Scale, row: RowOfPanels) -> list[_SideLabel]:
+    found: list[_SideLabel] = []
     for machine in scale.others:
         for top in {v: None for s in SOURCES for v in peaks(machine, scale.dtypes, s, scale.regime)}:
-            entries.append((top, f"{_value(scale, top)}  {machine.label}", _whose(machine), GREY))
+            found.append(_SideLabel(top, f"{_value(scale, top)}  {machine.label}", _whose(machine), GREY))
     for source in SOURCES:
         for top, dtypes in peaks(scale.own, scale.dtypes, source, scale.regime).items():
-            entries.append((top, f"{_value(scale, top)}  {', '.join(dtypes)} {source}", scale.own.label, INK))
+            found.append(_SideLabel(top, f"{_value(scale, top)}  {', '.join(dtypes)} {source}", scale.own.label, INK))
         value = exp_roof(scale.own, row, source, scale.regime)
         if value is not None:
             mode, d, d_v = row
             dim = f"head dim {d if d == d_v else f'{d}/{d_v}'}"
             arrow = "↑ " if scale.y(value) >= scale.y_limits[1] else ""
             tail = dim if mode == "forward" else f"{dim}, {mode.replace('_', ' + ')}"
-            entries.append((value, f"{arrow}{_value(scale, value)}  exp unit {source}", tail, INK))
+            found.append(_SideLabel(value, f"{arrow}{_value(scale, value)}  exp unit {source}", tail, INK))
+    return found
+
+
+def _missing_peaks(scale: Scale) -> list[str]:
+    return [f"no {dtype} peak on {scale.own.label}" for dtype in without_peak(scale.own, scale.dtypes)]
+
+
+def write_side_labels(axes: Axes, scale: Scale, row: RowOfPanels) -> None:
+    """Value and origin of each horizontal ceiling, beside the right end of a row of panels, in the room of `side_inches`."""
+    labels = _side_labels(scale, row)
     width_pt, height_pt = (v * 72 for v in scale.panel_inches)
-    ends = [min(scale.inches(1, scale.y(value))[1] * 72, height_pt) for value, *_ in entries]
+    ends = [min(scale.inches(1, scale.y(label.tflops))[1] * 72, height_pt) for label in labels]
     heights = stack(ends, 2.45 * SMALL_PT, 10, height_pt + 6)
-    for (value, head, tail, colour), end, height in zip(entries, ends, heights, strict=True):
+    x = 1 + _SIDE_PT / width_pt
+    for label, end, height in zip(labels, ends, heights, strict=True):
         y = height / height_pt
-        x = 1 + 12 / width_pt
-        if scale.y(value) < scale.y_limits[1]:
+        if scale.y(label.tflops) < scale.y_limits[1]:
             leader = ([1, 1 + 9 / width_pt], [end / height_pt, y])
-            axes.plot(*leader, transform=axes.transAxes, clip_on=False, color=colour, linewidth=0.6, gid="leader")
-        axes.text(x, y, head, transform=axes.transAxes, size=SMALL_PT, color=colour, va="baseline", gid="ceiling label")
+            axes.plot(*leader, transform=axes.transAxes, clip_on=False, color=label.colour, linewidth=0.6, gid="leader")
         axes.text(
-            x,
-            y - 3 / height_pt,
-            tail,
-            transform=axes.transAxes,
-            size=SMALL_PT - 1,
-            color=GREY,
-            va="top",
-            gid="ceiling label",
-        )
-    for index, dtype in enumerate(without_peak(scale.own, scale.dtypes)):
+            x, y, label.head, transform=axes.transAxes, size=SMALL_PT, color=label.colour, va="baseline", gid="ceiling label"
+        )  # fmt: skip
+        axes.text(
+            x, y - 3 / height_pt, label.tail, transform=axes.transAxes, size=SMALL_PT - 1, color=GREY, va="top", gid="ceiling label"
+        )  # fmt: skip
+    for index, text in enumerate(_missing_peaks(scale)):
         y = (min(heights, default=height_pt) - (index + 2) * 2 * SMALL_PT) / height_pt
-        text = f"no {dtype} peak on {scale.own.label}"
-        axes.text(1 + 12 / width_pt, y, text, transform=axes.transAxes, size=SMALL_PT - 1, color=INK, gid="no peak")
+        axes.text(x, y, text, transform=axes.transAxes, size=SMALL_PT - 1, color=INK, gid="no peak")
 
 
 def _whose(machine: Machine) -> str:

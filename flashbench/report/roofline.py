@@ -17,7 +17,13 @@ from flashbench.report import series
 from flashbench.report.labels import Note, line_boxes, point_boxes, write_column, write_labels
 from flashbench.report.looks import Look, provider_looks
 from flashbench.report.points import Point
-from flashbench.report.roof_labels import above_roof, write_ridge_numbers, write_side_labels, write_slope_labels
+from flashbench.report.roof_labels import (
+    above_roof,
+    side_inches,
+    write_ridge_numbers,
+    write_side_labels,
+    write_slope_labels,
+)
 from flashbench.report.roof_lines import draw_roofs
 from flashbench.report.roofline_scale import Scale, scale_for
 from flashbench.report.roofline_text import footer
@@ -57,7 +63,7 @@ def roofline(
             title or f"Roofline of attention on {' and '.join(selection.devices)}",
             footer(selection, scale),
             legend_entries=len(looks),
-            right_inches=1.9,
+            right_inches=side_inches(scale, panel_rows),
         )
         for panel_row, line in zip(panel_rows, sheet.panels, strict=True):
             for mask, axes in zip(masks, line, strict=True):
